@@ -1,0 +1,1 @@
+//! Workloads, generators, peers, reports and plots.

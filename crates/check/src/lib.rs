@@ -1,0 +1,1 @@
+//! Histories and the linearizability checker.

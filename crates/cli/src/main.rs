@@ -1,0 +1,2 @@
+//! The binary underpass.
+fn main() {}

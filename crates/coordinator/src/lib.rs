@@ -1,0 +1,1 @@
+//! The coordinator: agent and data paths.

@@ -1,0 +1,1 @@
+//! Loading and attaching kernel programs, next hops, and what a machine can do.

@@ -1,0 +1,1 @@
+//! A virtual rack: hosts in network namespaces behind an XDP switch with faults.

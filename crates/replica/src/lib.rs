@@ -1,0 +1,1 @@
+//! The replica: versioned store behind batched UDP sockets.
