@@ -102,7 +102,9 @@ pub struct Closed {
     pub state: u32,
 }
 
-/// INSTALL, agent to replica: take part under this configuration, as the member of this index.
+/// INSTALL, agent to replica: take part under this configuration, as the member of this index. It is obeyed only if the
+/// configuration names the receiver's own incarnation there, so a late copy cannot put a restarted, empty replica to work;
+/// the agent learns the incarnation from the answer to a first INSTALL that names 0.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Install {
     /// The receiver's index.
@@ -121,7 +123,10 @@ pub struct Install {
 pub struct Installed {
     /// This life of the replica.
     pub incarnation: u64,
-    /// Empty when it takes part; else why not and what to do.
+    /// The epoch it now takes part in; 0: none.
+    pub epoch: u32,
+    /// Empty, or why it does not take part and what to do. Empty with epoch 0: the configuration named incarnation 0 or
+    /// another life of this replica; name this one.
     pub refusal: String,
     /// Items held.
     pub items: u64,
