@@ -1,20 +1,20 @@
 // Generated from bpf/include/underpass/abi.h by underpass-abi-generate. Do not edit: run `./dev fix`.
 
-type __u8 = u8;
-type __u16 = u16;
-type __u32 = u32;
-type __u64 = u64;
-type __s64 = i64;
-type __be16 = u16;
-type __be32 = u32;
-
 pub const UP_ABI_VERSION: u32 = 1;
 pub const UP_SHARD_SLOTS: u32 = 8;
 pub const UP_WAYS: u32 = 4;
 pub const UP_BUCKET_KEY_WORDS: u32 = 64;
 pub const UP_BUCKET_DIRTY: u32 = 1;
 pub const UP_BUCKET_LAST_SHIFT: u32 = 1;
+pub type __u8 = ::core::ffi::c_uchar;
+pub type __u16 = ::core::ffi::c_ushort;
+pub type __u32 = ::core::ffi::c_uint;
+pub type __s64 = ::core::ffi::c_longlong;
+pub type __u64 = ::core::ffi::c_ulonglong;
+pub type __be16 = __u16;
+pub type __be32 = __u32;
 #[repr(C)]
+#[derive(Debug, Default, Copy, Clone, PartialEq, Eq)]
 pub struct up_member {
     pub addr: __be32,
     pub port: __be16,
@@ -38,16 +38,8 @@ const _: () = {
         "Offset of field: up_member::reserved",
     ][::core::mem::offset_of!(up_member, reserved) - 12usize];
 };
-impl Default for up_member {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
 #[repr(C)]
+#[derive(Debug, Default, Copy, Clone, PartialEq, Eq)]
 pub struct up_config {
     pub shard: __u32,
     pub epoch: __u32,
@@ -107,16 +99,8 @@ const _: () = {
         "Offset of field: up_config::members",
     ][::core::mem::offset_of!(up_config, members) - 48usize];
 };
-impl Default for up_config {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
 #[repr(C)]
+#[derive(Debug, Default, Copy, Clone, PartialEq, Eq)]
 pub struct up_shard {
     pub clock: __u64,
     pub reserved: [__u64; 7usize],
@@ -144,15 +128,6 @@ const _: () = {
         "Offset of field: up_shard::config",
     ][::core::mem::offset_of!(up_shard, config) - 72usize];
 };
-impl Default for up_shard {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
 pub const UP_STATE_IDLE: up_state = 0;
 pub const UP_STATE_STARTING: up_state = 1;
 pub const UP_STATE_PENDING: up_state = 2;
@@ -161,6 +136,7 @@ pub const UP_STATE_COMMITTED: up_state = 4;
 pub const UP_STATE_ABORTED: up_state = 5;
 pub type up_state = ::core::ffi::c_uint;
 #[repr(C)]
+#[derive(Debug, Default, Copy, Clone, PartialEq, Eq)]
 pub struct up_session {
     pub lock: __u32,
     pub state: __u8,
@@ -244,16 +220,8 @@ const _: () = {
         "Offset of field: up_session::reserved",
     ][::core::mem::offset_of!(up_session, reserved) - 112usize];
 };
-impl Default for up_session {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
 #[repr(C)]
+#[derive(Debug, Default, Copy, Clone, PartialEq, Eq)]
 pub struct up_way {
     pub fingerprint: [__u64; 2usize],
     pub first: __u64,
@@ -281,16 +249,8 @@ const _: () = {
         "Offset of field: up_way::reserved",
     ][::core::mem::offset_of!(up_way, reserved) - 44usize];
 };
-impl Default for up_way {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
 #[repr(C)]
+#[derive(Debug, Default, Copy, Clone, PartialEq, Eq)]
 pub struct up_bucket {
     pub lock: __u32,
     pub reserved: __u32,
@@ -310,20 +270,12 @@ const _: () = {
         "Offset of field: up_bucket::ways",
     ][::core::mem::offset_of!(up_bucket, ways) - 8usize];
 };
-impl Default for up_bucket {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
 pub const UP_WRITE_PATH_BROADCAST: up_write_path = 0;
 pub const UP_WRITE_PATH_TC: up_write_path = 1;
 pub const UP_WRITE_PATH_PUBLISHED: up_write_path = 2;
 pub type up_write_path = ::core::ffi::c_uint;
 #[repr(C)]
+#[derive(Debug, Copy, Clone, PartialEq, Eq)]
 pub struct up_settings {
     pub abi_version: __u32,
     pub write_path: __u32,
@@ -408,6 +360,7 @@ pub const UP_COUNT_REJECT: up_count = 24;
 pub const UP_COUNT_END: up_count = 43;
 pub type up_count = ::core::ffi::c_uint;
 #[repr(C)]
+#[derive(Debug, Copy, Clone, PartialEq, Eq)]
 pub struct up_counters {
     pub count: [__u64; 43usize],
 }
@@ -437,6 +390,7 @@ pub const UP_SESSION_NOT_YOURS: up_session_result = 2;
 pub const UP_SESSION_UNRESOLVED: up_session_result = 3;
 pub type up_session_result = ::core::ffi::c_uint;
 #[repr(C)]
+#[derive(Debug, Default, Copy, Clone, PartialEq, Eq)]
 pub struct up_session_command {
     pub op: __u32,
     pub result: __u32,
@@ -492,12 +446,3 @@ const _: () = {
         "Offset of field: up_session_command::reserved",
     ][::core::mem::offset_of!(up_session_command, reserved) - 66usize];
 };
-impl Default for up_session_command {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}

@@ -1,14 +1,5 @@
 // Generated from bpf/include/underpass/wire.h by underpass-abi-generate. Do not edit: run `./dev fix`.
 
-type __u8 = u8;
-type __u16 = u16;
-type __u32 = u32;
-type __u64 = u64;
-type __s64 = i64;
-type __be16 = u16;
-type __be32 = u32;
-type __be64 = u64;
-
 pub const UP_MAGIC: u32 = 21840;
 pub const UP_VERSION: u32 = 1;
 pub const UP_PORT_DEFAULT: u32 = 5550;
@@ -20,6 +11,13 @@ pub const UP_SESSION_INDEX_BITS: u32 = 16;
 pub const UP_EPOCH_SHIFT: u32 = 40;
 pub const UP_EPOCH_MAX: u32 = 8388607;
 pub const UP_FLAG_TTL: u32 = 1;
+pub type __u8 = ::core::ffi::c_uchar;
+pub type __u16 = ::core::ffi::c_ushort;
+pub type __u32 = ::core::ffi::c_uint;
+pub type __u64 = ::core::ffi::c_ulonglong;
+pub type __be16 = __u16;
+pub type __be32 = __u32;
+pub type __be64 = __u64;
 pub const UP_OP_READ: up_op = 0;
 pub const UP_OP_R_REPLY: up_op = 1;
 pub const UP_OP_WRITE: up_op = 2;
@@ -79,6 +77,7 @@ pub const UP_REASON_NOT_COORDINATOR: up_reason = 18;
 pub const UP_REASON_END: up_reason = 19;
 pub type up_reason = ::core::ffi::c_uint;
 #[repr(C)]
+#[derive(Debug, Default, Copy, Clone, PartialEq, Eq)]
 pub struct up_header {
     pub magic: __be16,
     pub version: __u8,
@@ -156,12 +155,3 @@ const _: () = {
         "Offset of field: up_header::token",
     ][::core::mem::offset_of!(up_header, token) - 72usize];
 };
-impl Default for up_header {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}

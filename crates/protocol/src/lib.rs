@@ -5,4 +5,5 @@
 //! by name.
 
 pub mod control;
+pub mod coordinator;
 pub mod wire;

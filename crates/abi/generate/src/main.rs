@@ -6,7 +6,7 @@ use std::{env, fs, path::Path};
 
 use anyhow::{Context, Result, bail};
 
-fn generate(root: &Path, name: &str, allow: &str, prelude: &str) -> Result<String> {
+fn generate(root: &Path, name: &str) -> Result<String> {
     let include = root.join("bpf/include");
     let header = include.join("underpass").join(format!("{name}.h"));
     let bindings = bindgen::Builder::default()
@@ -14,8 +14,7 @@ fn generate(root: &Path, name: &str, allow: &str, prelude: &str) -> Result<Strin
         .clang_arg(format!("-I{}", include.display()))
         // Hidden padding in a shared structure is an error, not a surprise.
         .clang_args(["-Wpadded", "-Werror=padded"])
-        .allowlist_file(format!(".*/underpass/{allow}\\.h"))
-        .allowlist_recursively(false)
+        .allowlist_file(format!(".*/underpass/{name}\\.h"))
         .default_enum_style(bindgen::EnumVariation::Consts)
         .prepend_enum_name(false)
         .derive_default(true)
@@ -30,18 +29,14 @@ fn generate(root: &Path, name: &str, allow: &str, prelude: &str) -> Result<Strin
         .with_context(|| format!("bindgen on {}", header.display()))?
         .to_string();
     Ok(format!(
-        "// Generated from bpf/include/underpass/{name}.h by underpass-abi-generate. Do not edit: run `./dev fix`.\n\n{prelude}\n{bindings}"
+        "// Generated from bpf/include/underpass/{name}.h by underpass-abi-generate. Do not edit: run `./dev fix`.\n\n{bindings}"
     ))
 }
 
 fn main() -> Result<()> {
     let mode = env::args().nth(1).unwrap_or_default();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..").canonicalize()?;
-    let types = "type __u8 = u8;\ntype __u16 = u16;\ntype __u32 = u32;\ntype __u64 = u64;\ntype __s64 = i64;\ntype __be16 = u16;\ntype __be32 = u32;\n";
-    let outputs = [
-        ("wire", generate(&root, "wire", "wire", &format!("{types}type __be64 = u64;\n"))?),
-        ("abi", generate(&root, "abi", "abi", types)?),
-    ];
+    let outputs = [("wire", generate(&root, "wire")?), ("abi", generate(&root, "abi")?)];
     for (name, text) in outputs {
         let path = root.join("crates/abi/src").join(format!("{name}.rs"));
         match mode.as_str() {
