@@ -11,6 +11,14 @@
 #include <linux/types.h>
 #include "wire.h"
 
+/* The verifier knows a lock by its type; user space only needs its place. */
+#ifdef __bpf__
+#include <linux/bpf.h>
+#define UP_LOCK struct bpf_spin_lock
+#else
+#define UP_LOCK __u32
+#endif
+
 /* Changes whenever a map value changes shape: an agent takes over pinned maps of its own version only. */
 #define UP_ABI_VERSION 1
 
@@ -61,9 +69,9 @@ enum up_state {
 	UP_STATE_ABORTED = 5,
 };
 
-/* A session's record: who may send, and the one write it may have outstanding. The lock word is a bpf_spin_lock. */
+/* A session's record: who may send, and the one write it may have outstanding. */
 struct up_session {
-	__u32 lock;
+	UP_LOCK lock;
 	__u8 state; /* enum up_state */
 	__u8 kind;
 	__u8 status;
@@ -99,7 +107,7 @@ struct up_way {
  * their own (UP_BUCKET_WORD): a reader of a clean bucket takes both in one load and touches 8 bytes, not 200.
  */
 struct up_bucket {
-	__u32 lock; /* a bpf_spin_lock */
+	UP_LOCK lock;
 	__u32 reserved;
 	struct up_way ways[UP_WAYS];
 };
