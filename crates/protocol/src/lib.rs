@@ -4,6 +4,7 @@
 //! parameters, packets and decisions go out as values. `docs/protocol.md` is the specification; comments cite its steps
 //! by name.
 
+pub mod client;
 pub mod control;
 pub mod coordinator;
 pub mod wire;

@@ -1,0 +1,342 @@
+//! A network that loses, duplicates, delays and reorders, and a coordinator that rejects, forgets, ages and aborts: an
+//! outcome is never better or worse than what happened.
+
+use std::collections::{BTreeMap, HashMap};
+
+use proptest::prelude::*;
+use underpass_abi::abi::UP_STATE_COMMITTED;
+
+use super::*;
+
+/// Chances in a thousand, and the seed of everything.
+#[derive(Clone, Copy, Debug)]
+struct Weather {
+    seed: u64,
+    loss: u64,
+    duplicate: u64,
+    /// Of a copy that comes much later, perhaps when its session is gone.
+    straggle: u64,
+    reject: u64,
+    /// Of a pending write that stays pending.
+    stuck: u64,
+    abort: u64,
+    /// For each packet that the coordinator sees, of forgetting all sessions.
+    restart: u64,
+    age: u64,
+}
+
+fn weather() -> impl Strategy<Value = Weather> {
+    let chance = |most: u64| prop_oneof![Just(0), 0..most];
+    (any::<u64>(), chance(500), chance(400), chance(200), chance(700), chance(900), chance(200), chance(20), chance(20))
+        .prop_map(|(seed, loss, duplicate, straggle, reject, stuck, abort, restart, age)| Weather {
+            seed,
+            loss,
+            duplicate,
+            straggle,
+            reject,
+            stuck,
+            abort,
+            restart,
+            age,
+        })
+}
+
+#[derive(Default)]
+struct Record {
+    token: u64,
+    request: u64,
+    state: u32,
+    number: i64,
+    seq: u64,
+    tag: u64,
+}
+
+/// What became of the write with a tag.
+#[derive(Clone, Copy, Debug, Default)]
+struct Fate {
+    taken: u32,
+    committed: u32,
+    aborted: u32,
+}
+
+struct World {
+    weather: Weather,
+    dice: Dice,
+    now: u64,
+    /// Datagrams under way by time of arrival; the flag: to the client.
+    network: BTreeMap<(u64, u64), (bool, Vec<u8>)>,
+    sent: u64,
+    sessions: HashMap<u64, Record>,
+    generation: u64,
+    seq: u64,
+    fates: HashMap<u64, Fate>,
+}
+
+impl World {
+    fn chance(&mut self, in_a_thousand: u64) -> bool {
+        self.dice.number() % 1000 < in_a_thousand
+    }
+
+    fn transmit(&mut self, to_client: bool, datagram: &[u8]) {
+        let copies = 1 + u64::from(self.chance(self.weather.duplicate));
+        for _ in 0..copies {
+            if self.chance(self.weather.loss) {
+                continue;
+            }
+            let delay = if self.chance(self.weather.straggle) { 3 * SECOND_NS } else { MS };
+            self.sent += 1;
+            let at = self.now + 1 + self.dice.number() % delay;
+            self.network.insert((at, self.sent), (to_client, datagram.to_vec()));
+        }
+    }
+
+    fn reject(&mut self, packet: &Packet<'_>, reason: Reason) {
+        let op = match packet.header.op {
+            Op::Read => Op::RReject,
+            Op::Write => Op::WReject,
+            _ => Op::ControlReject,
+        };
+        let answer = turned(packet, op, reason.to_wire(), 0, packet.value);
+        self.transmit(true, &answer);
+    }
+
+    fn coordinate(&mut self, datagram: &[u8]) {
+        let packet = Packet::parse(datagram).expect("clients send packets");
+        let header = packet.header;
+        if self.chance(self.weather.restart) {
+            self.sessions.clear();
+        }
+        if self.chance(self.weather.age) {
+            self.sessions.retain(|_, record| record.state == UP_STATE_PENDING);
+        }
+        match header.op {
+            Op::Open => self.open(&packet),
+            Op::Close => {
+                let Some(record) = self.sessions.get(&header.session.0).filter(|r| r.token == header.token) else {
+                    let unknown = Closed { closed: false, request: 0, state: 0 };
+                    let answer = control_answer(&header, Op::Closed, &unknown);
+                    return self.transmit(true, &answer);
+                };
+                let closed = record.state != UP_STATE_PENDING;
+                let answer = Closed { closed, request: record.request, state: record.state };
+                if closed {
+                    self.sessions.remove(&header.session.0);
+                }
+                let answer = control_answer(&header, Op::Closed, &answer);
+                self.transmit(true, &answer);
+            }
+            Op::Read => {
+                if !self.sessions.get(&header.session.0).is_some_and(|record| record.token == header.token) {
+                    return self.reject(&packet, Reason::Session);
+                }
+                if self.chance(self.weather.reject) {
+                    let reasons = [Reason::VersionGone, Reason::Epoch, Reason::Lease, Reason::NotCoordinator];
+                    let reason = reasons[self.dice.number() as usize % reasons.len()];
+                    return self.reject(&packet, reason);
+                }
+                // The key is the read's tag: so is the value.
+                let answer = turned(&packet, Op::RReply, 0, 1, packet.key);
+                self.transmit(true, &answer);
+            }
+            Op::Write => self.order(&packet),
+            op => panic!("a client sent {op}"),
+        }
+    }
+
+    fn open(&mut self, packet: &Packet<'_>) {
+        let header = packet.header;
+        let opened = Opened { idle_ms: 5_000, configuration: None };
+        if self.chance(self.weather.reject) {
+            let reasons = [Reason::NoSession, Reason::Token, Reason::Lease];
+            let reason = reasons[self.dice.number() as usize % reasons.len()];
+            return self.reject(packet, reason);
+        }
+        let mut answer = header;
+        if header.token == 0 {
+            answer.token = 5;
+        } else {
+            self.generation += 1;
+            answer.session = SessionId::new(self.generation, 1);
+            answer.token = self.dice.number();
+            self.sessions.insert(answer.session.0, Record { token: answer.token, ..Record::default() });
+        }
+        let answer = control_answer(&answer, Op::Opened, &opened);
+        self.transmit(true, &answer);
+    }
+
+    fn order(&mut self, packet: &Packet<'_>) {
+        let header = packet.header;
+        let tag = u64::from_be_bytes(packet.key.try_into().expect("keys are tags"));
+        let rejected = self.chance(self.weather.reject);
+        let (stuck, aborted) = (self.chance(self.weather.stuck), self.chance(self.weather.abort));
+        let before = [Reason::StoreFull, Reason::Lease, Reason::NoMember, Reason::Epoch];
+        let after = [Reason::KeyBusy, Reason::DirtyFull];
+        let (pick, late) = (self.dice.number() as usize, self.chance(500));
+        let Some(record) = self.sessions.get_mut(&header.session.0).filter(|r| r.token == header.token) else {
+            return self.reject(packet, Reason::Session);
+        };
+        if header.request < record.request {
+            return;
+        }
+        let again = header.request == record.request && record.state != UP_STATE_IDLE;
+        if !again {
+            if record.state == UP_STATE_PENDING {
+                return self.reject(packet, Reason::SessionBusy);
+            }
+            if rejected && !late {
+                return self.reject(packet, before[pick % before.len()]);
+            }
+            record.request = header.request;
+            record.state = UP_STATE_IDLE;
+            if rejected {
+                return self.reject(packet, after[pick % after.len()]);
+            }
+            record.state = UP_STATE_PENDING;
+            record.tag = tag;
+            self.fates.entry(tag).or_default().taken += 1;
+        } else {
+            assert_eq!(record.tag, tag, "one request number, two writes");
+        }
+        let fate = self.fates.get_mut(&tag).expect("taken");
+        if record.state == UP_STATE_PENDING {
+            if stuck {
+                if rejected {
+                    // A replica without room: the write stays pending.
+                    self.reject(packet, Reason::StoreFull);
+                }
+                return;
+            }
+            if aborted {
+                record.state = UP_STATE_ABORTED;
+                fate.aborted += 1;
+            } else {
+                self.seq += 1;
+                record.state = UP_STATE_COMMITTED;
+                record.seq = self.seq;
+                record.number = tag as i64;
+                fate.committed += 1;
+            }
+        }
+        if record.state == UP_STATE_ABORTED {
+            return self.reject(packet, Reason::Aborted);
+        }
+        let answer = turned(packet, Op::WReply, 0, record.seq, &record.number.to_be_bytes());
+        self.transmit(true, &answer);
+    }
+}
+
+/// Runs some hundred requests; what came of them in the client's words.
+fn run(weather: Weather, patience: u64, check_liveness: bool) -> Result<(), TestCaseError> {
+    let mut world = World {
+        weather,
+        dice: Dice::new(weather.seed),
+        now: SECOND_NS,
+        network: BTreeMap::new(),
+        sent: 0,
+        sessions: HashMap::new(),
+        generation: 0,
+        seq: 0,
+        fates: HashMap::new(),
+    };
+    let settings = Settings { reads_max: 3, ..Settings::new(SHARD, here()) };
+    let mut client = Client::new(settings);
+    let mut out = Output::default();
+    let mut next_tag = 1u64;
+    let mut outstanding: HashMap<u64, (bool, u64)> = HashMap::new();
+    let mut outcomes: HashMap<u64, Outcome> = HashMap::new();
+    let mut good = 0;
+    const REQUESTS: u64 = 120;
+    for _ in 0..200_000 {
+        let random = world.dice.number();
+        while next_tag <= REQUESTS && (client.can_write() || client.can_read()) {
+            let tag = next_tag;
+            let key = tag.to_be_bytes();
+            let operand = Operand { ttl_ms: None, expected: 0, delta: tag as i64, data: b"" };
+            let is_write = client.can_write() && (!client.can_read() || world.chance(500));
+            let request = if is_write {
+                Request::Write { kind: Kind::Incr, key: &key, operand }
+            } else {
+                Request::Read { key: &key }
+            };
+            let deadline = world.now + patience;
+            client.submit(world.now, random ^ tag, request, tag, deadline, &mut out).expect("it can");
+            outstanding.insert(tag, (is_write, deadline));
+            next_tag += 1;
+        }
+        for datagram in out.datagrams().map(<[u8]>::to_vec).collect::<Vec<_>>() {
+            world.transmit(false, &datagram);
+        }
+        out.clear_datagrams();
+        for done in out.completions.drain(..) {
+            let (is_write, deadline) = outstanding.remove(&done.tag).expect("each request ends once");
+            let slack = settings.grace_ns + MS;
+            prop_assert!(world.now <= deadline + slack, "{done:?} came late, at {}", world.now);
+            let fate = world.fates.get(&done.tag).copied().unwrap_or_default();
+            match &done.outcome {
+                Outcome::Written { status, seq, number } => {
+                    prop_assert!(is_write && *status == Status::Ok && *seq > 0);
+                    prop_assert_eq!(*number, Some(done.tag as i64));
+                    prop_assert_eq!(fate.committed, 1, "told as done");
+                }
+                Outcome::Read(item) => {
+                    prop_assert!(!is_write);
+                    prop_assert_eq!(item.as_ref().map(|item| &item.value[..]), Some(&done.tag.to_be_bytes()[..]));
+                }
+                Outcome::Failed(_) => prop_assert!(is_write && fate.committed == 0, "{done:?} had its effect"),
+                Outcome::Unknown(_) => prop_assert!(is_write && done.sends > 0),
+                Outcome::TimedOut { .. } => prop_assert!(!is_write),
+            }
+            good += u32::from(matches!(done.outcome, Outcome::Written { .. } | Outcome::Read(_)));
+            outcomes.insert(done.tag, done.outcome);
+        }
+        // What comes next: a datagram or the clock.
+        let arrival = world.network.first_key_value().map_or(NEVER, |((at, _), _)| *at);
+        let due = client.due();
+        if arrival == NEVER && due == NEVER && next_tag > REQUESTS {
+            break;
+        }
+        if due <= arrival {
+            world.now = world.now.max(due);
+            client.step(world.now, random, Event::Tick, &mut out);
+        } else {
+            let ((at, _), (to_client, datagram)) = world.network.pop_first().expect("it is there");
+            world.now = world.now.max(at);
+            if to_client {
+                let packet = Packet::parse(&datagram).expect("well-formed");
+                client.step(world.now, random, Event::Packet(&packet), &mut out);
+            } else {
+                world.coordinate(&datagram);
+            }
+        }
+    }
+    prop_assert!(outstanding.is_empty() && next_tag > REQUESTS, "{} requests never ended", outstanding.len());
+    // Stragglers have arrived: the fates are final.
+    for (tag, fate) in &world.fates {
+        prop_assert!(fate.taken <= 1, "write {tag} was ordered {} times", fate.taken);
+        prop_assert!(fate.committed + fate.aborted <= 1);
+        if let Some(Outcome::Failed(why)) = outcomes.get(tag) {
+            prop_assert_eq!(fate.committed, 0, "write {} failed ({}), then had its effect", tag, why);
+            prop_assert_eq!(fate.taken, fate.aborted, "write {} failed ({}) but may yet have its effect", tag, why);
+        }
+    }
+    if check_liveness {
+        prop_assert_eq!(u64::from(good), REQUESTS);
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn outcomes_tell_what_happened(weather in weather()) {
+        run(weather, 200 * MS, false)?;
+    }
+
+    #[test]
+    fn a_bearable_network_is_borne(seed: u64, loss in 0u64..30, duplicate in 0u64..30, reject in 0u64..200) {
+        let weather =
+            Weather { seed, loss, duplicate, reject, straggle: 0, stuck: 100, abort: 0, restart: 0, age: 0 };
+        run(weather, 3 * SECOND_NS, true)?;
+    }
+}
