@@ -267,7 +267,7 @@ static __always_inline void touch(struct up_session *record, __u64 ms)
 
 static __always_inline __u32 bucket_index(const struct up_frame *f, const void *data_end, __u32 shard)
 {
-	__u32 hash = up_bucket_hash(f->key, data_end, f->key_len, (const __u32 *)settings.bucket_key);
+	__u32 hash = up_bucket_hash(f->key, data_end, f->key_len, settings.bucket_key);
 
 	return (shard % UP_SHARD_SLOTS) * (settings.bucket_mask + 1) + (hash & settings.bucket_mask);
 }
@@ -287,7 +287,7 @@ static __always_inline bool bound_of_dirty(const struct up_frame *f, const void 
 
 	if (!bucket)
 		return false;
-	up_fingerprint(f->key, data_end, f->key_len, (const __u64 *)settings.fingerprint_key, &fingerprint);
+	up_fingerprint(f->key, data_end, f->key_len, settings.fingerprint_key, &fingerprint);
 	bpf_spin_lock(&bucket->lock);
 	way = find_way(bucket, &fingerprint);
 	if (way) {
@@ -475,7 +475,7 @@ static __always_inline int write(struct up_frame *f, const void *data_end, struc
 	}
 
 	/* WRITE step 2. */
-	up_fingerprint(f->key, data_end, f->key_len, (const __u64 *)settings.fingerprint_key, &fingerprint);
+	up_fingerprint(f->key, data_end, f->key_len, settings.fingerprint_key, &fingerprint);
 	index = bucket_index(f, data_end, config->shard);
 	bucket = bpf_map_lookup_elem(&buckets, &index);
 	word = bpf_map_lookup_elem(&words, &index);

@@ -3,7 +3,8 @@
  * How a key finds its bucket and how keys are told apart; crates/protocol/src/coordinator/hash.rs computes the same.
  *
  * Keys are read from the packet as little-endian 64-bit words, the last one zero-padded. All functions take packet
- * pointers and check every load against data_end, which is what lets them run on keys of any length.
+ * pointers and check every load against data_end, which is what lets them run on keys of any length. Secrets live in
+ * .rodata and stay volatile: the compiler knows that constant's initial value, zero, and would use it.
  */
 #ifndef UNDERPASS_LIB_HASH_H
 #define UNDERPASS_LIB_HASH_H
@@ -29,7 +30,7 @@ static __always_inline __u64 up_tail_word(const __u8 *at, const void *data_end, 
 	return word;
 }
 
-static __always_inline __u64 up_nh(__u64 word, const __u32 *secret)
+static __always_inline __u64 up_nh(__u64 word, const volatile __u32 *secret)
 {
 	__u32 low = (__u32)word + secret[0];
 	__u32 high = (__u32)(word >> 32) + secret[1];
@@ -38,7 +39,8 @@ static __always_inline __u64 up_nh(__u64 word, const __u32 *secret)
 }
 
 /* NH over the key's words, with the length added and the result mixed. Keyed: nobody outside can aim at a bucket. */
-static __always_inline __u32 up_bucket_hash(const void *key, const void *data_end, __u32 len, const __u32 *secret)
+static __always_inline __u32 up_bucket_hash(const void *key, const void *data_end, __u32 len,
+					    const volatile __u32 *secret)
 {
 	__u64 sum = len * UP_GOLDEN;
 	const __u8 *at = key;
@@ -90,7 +92,7 @@ struct up_fingerprint {
 	} while (0)
 
 /* SipHash-2-4 with 128 bits of output. Called once for a write, and for a read only if its bucket is dirty. */
-static __noinline int up_fingerprint(const void *key, const void *data_end, __u32 len, const __u64 *secret,
+static __noinline int up_fingerprint(const void *key, const void *data_end, __u32 len, const volatile __u64 *secret,
 				     struct up_fingerprint *out)
 {
 	__u64 v0 = secret[0] ^ 0x736f6d6570736575ULL;

@@ -1,4 +1,9 @@
 //! Loading and attaching kernel programs, next hops, and what a machine can do.
 
+pub mod attach;
+pub mod coordinator;
+pub mod frame;
 pub mod netlink;
 pub mod next_hop;
+pub mod plain;
+pub mod tc;

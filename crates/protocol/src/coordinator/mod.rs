@@ -13,7 +13,9 @@ use underpass_abi::abi::{
     self, UP_BUCKET_DIRTY, UP_BUCKET_LAST_SHIFT, UP_SHARD_SLOTS, up_bucket, up_config, up_session, up_shard, up_way,
 };
 
-use crate::wire::{DATAGRAM_MAX, Endpoint, HEADER_LEN, Header, KEY_MAX, Kind, Op, Operand, Packet, Reason, SessionId, Status};
+use crate::wire::{
+    DATAGRAM_MAX, Endpoint, HEADER_LEN, Header, KEY_MAX, Kind, Op, Operand, Packet, Reason, SessionId, Status,
+};
 
 /// A counter of [`Coordinator::counters`], as `enum up_count`.
 pub type Count = u32;
@@ -97,6 +99,7 @@ pub struct Ordering {
     fingerprint: [u64; 2],
     bucket: u32,
     seq: u64,
+    time: u64,
 }
 
 /// A reply that decides a commit.
@@ -393,7 +396,8 @@ impl Coordinator {
             clean
         } else {
             let fingerprint = hash::fingerprint(packet.key, self.settings.fingerprint_key);
-            match self.buckets[bucket as usize].ways.iter().find(|way| way.last != 0 && way.fingerprint == fingerprint) {
+            match self.buckets[bucket as usize].ways.iter().find(|way| way.last != 0 && way.fingerprint == fingerprint)
+            {
                 Some(way) => {
                     self.counters.count[abi::UP_COUNT_READ_DIRTY as usize] += 1;
                     way.committed.max(way.first - 1)
@@ -415,8 +419,8 @@ impl Coordinator {
 
     fn route(&mut self, config: &up_config, mut header: Header) -> Action {
         header.epoch = config.epoch;
-        let index = config.serving_list
-            [usize::from(hash::spread(header.session.0, header.request, config.serving_count))];
+        let index =
+            config.serving_list[usize::from(hash::spread(header.session.0, header.request, config.serving_count))];
         header.cnt = index;
         self.count(abi::UP_COUNT_READ);
         Action::ToMember { index, to: member(config, index), header }
@@ -469,10 +473,10 @@ impl Coordinator {
         record.state = abi::UP_STATE_STARTING as u8;
         record.request = header.request;
         record.seq = clock;
-        header.time = self.time(now_ms);
+        let time = self.time(now_ms);
         let bucket = self.bucket(packet);
         let fingerprint = hash::fingerprint(packet.key, self.settings.fingerprint_key);
-        Step::Order(Ordering { header, fingerprint, bucket, seq: 0 })
+        Step::Order(Ordering { header, fingerprint, bucket, seq: 0, time })
     }
 
     /// WRITE step 2.
@@ -511,6 +515,7 @@ impl Coordinator {
     fn record(&mut self, write: Ordering) -> Step {
         let mut header = write.header;
         header.seq = write.seq;
+        header.time = write.time;
         let record = &mut self.sessions[usize::from(header.session.index())];
         assert!(record.session == header.session.0 && record.request == header.request, "a starting record was reused");
         #[cfg(feature = "published")]
@@ -670,10 +675,12 @@ impl Coordinator {
             let fingerprint = hash::fingerprint(packet.key, self.settings.fingerprint_key);
             let mut header = packet.header;
             header.seq = self.shards[slot(header.shard)].clock;
-            return Err(Ordering { header, fingerprint, bucket, seq: header.seq });
+            return Err(Ordering { header, fingerprint, bucket, seq: header.seq, time: header.time });
         }
         Ok(match (dirty, self.published) {
-            (true, Published { uncommitted_read: true, .. }) | (false, Published { late_read: true, .. }) => u64::MAX >> 1,
+            (true, Published { uncommitted_read: true, .. }) | (false, Published { late_read: true, .. }) => {
+                u64::MAX >> 1
+            }
             _ => bound,
         })
     }
