@@ -1,1 +1,3 @@
-//! Histories and the linearizability checker.
+//! Histories of operations and what they must satisfy.
+
+pub mod history;
