@@ -1,1 +1,10 @@
-//! Workloads, generators, peers, reports and plots.
+//! Workloads, load generators, peers, reports and plots.
+//!
+//! Everything here compares: both sides run in one process, one after the other, over several rounds, and what is
+//! reported is the median of the rounds and the ratio. `docs/benchmarks.md` says what is measured and how.
+
+pub mod bed;
+pub mod cpu;
+pub mod load;
+pub mod netns;
+pub mod workload;
