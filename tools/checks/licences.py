@@ -18,6 +18,7 @@ ALLOWED = {
     "CC0-1.0",
     "ISC",
     "MIT",
+    "NCSA",
     "Unicode-3.0",
     "Unlicense",
     "Zlib",
