@@ -172,7 +172,7 @@ SEC("tc")
 int coordinator_ingress(struct __sk_buff *skb)
 {
 	struct up_config *config;
-	struct clone now;
+	struct clone now = {};
 	__u8 own_mac[6];
 
 	config = ordered_write(skb, &now);
@@ -188,7 +188,7 @@ SEC("tc")
 int coordinator_forwarded(struct __sk_buff *skb)
 {
 	struct up_config *config;
-	struct clone now;
+	struct clone now = {};
 	__u8 own_mac[6];
 
 	/* bpf_clone_redirect comes back through here. */

@@ -6,8 +6,8 @@
 #![allow(missing_docs, non_camel_case_types, non_upper_case_globals)]
 
 #[rustfmt::skip]
-#[allow(clippy::all)]
+#[allow(clippy::all, clippy::undocumented_unsafe_blocks)]
 pub mod abi;
 #[rustfmt::skip]
-#[allow(clippy::all)]
+#[allow(clippy::all, clippy::undocumented_unsafe_blocks)]
 pub mod wire;

@@ -7,7 +7,10 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     path::{Path, PathBuf},
     ptr,
-    sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering, fence},
+    },
 };
 
 use libbpf_rs::{
@@ -151,7 +154,7 @@ pub struct CoordinatorKernel {
     sizes: TableSizes,
     object: Object,
     tc: Option<Object>,
-    shards: MappedArray<up_shard>,
+    shards: Arc<MappedArray<up_shard>>,
     words: MappedArray<u64>,
     link: Option<Link>,
     tc_attachment: Option<TcAttachment>,
@@ -189,7 +192,7 @@ impl CoordinatorKernel {
             _ => Some(load_tc(&settings, &object)?),
         };
         let map = |name: &str| object.maps().find(|map| map.name() == OsStr::new(name)).expect("in the object");
-        let shards = MappedArray::new(map("shards").as_fd(), UP_SHARD_SLOTS as usize, "shards")?;
+        let shards = Arc::new(MappedArray::new(map("shards").as_fd(), UP_SHARD_SLOTS as usize, "shards")?);
         let words = MappedArray::new(map("words").as_fd(), (sizes.buckets * UP_SHARD_SLOTS) as usize, "buckets")?;
         let taken_over = kept.is_some();
         Ok(Self { settings, sizes, shards, words, object, tc, link: None, tc_attachment: None, pins, taken_over })
@@ -265,8 +268,8 @@ impl CoordinatorKernel {
     /// Makes a configuration the active one of its shard, raising the clock to its epoch. Returns the floor that it was
     /// given: the clock then.
     ///
-    /// Only the agent writes configurations, so filling the inactive half races with nobody; readers of the half that was
-    /// active before the last change have long finished: the agent leaves milliseconds between two changes.
+    /// Only the agent writes configurations, so filling the inactive half races with nobody: when this returns, no CPU
+    /// reads the half that was active before.
     pub fn configure(&self, config: &up_config) -> u64 {
         let shard = self.shards.get((config.shard % UP_SHARD_SLOTS) as usize);
         // SAFETY: inside the mapping; the clock is only changed by atomic operations on both sides.
@@ -287,12 +290,26 @@ impl CoordinatorKernel {
         unsafe { (&raw mut (*shard).config[next as usize]).write_volatile(config) };
         fence(Ordering::SeqCst);
         active.store(next, Ordering::Release);
+        wait_for_programs();
         config.floor
     }
 
     /// A shard slot as it is now.
     pub fn shard(&self, slot: usize) -> up_shard {
         self.shards.read(slot)
+    }
+
+    /// A function that tells a shard's first member that must acknowledge, for a thread of its own.
+    pub fn first_member(&self) -> impl Fn(u32) -> Option<(std::net::Ipv4Addr, u16)> + Send + 'static {
+        let shards = self.shards.clone();
+        move |shard| {
+            let slot = shards.read((shard % UP_SHARD_SLOTS) as usize);
+            let config = &slot.config[slot.active as usize & 1];
+            let first = config.must_ack_list[0] as usize;
+            let member = config.members.get(first)?;
+            let known = config.shard == shard && config.epoch != 0 && config.must_ack_count > 0;
+            known.then(|| (u32::from_be(member.addr).into(), u16::from_be(member.port)))
+        }
     }
 
     /// Copies the records of the first `sessions` sessions to the front of `out`, each under its lock. (Maps with locks
@@ -497,6 +514,18 @@ pub fn unpin(pins: &Path) {
         let _ = fs::remove_file(pins.join(name));
     }
     let _ = fs::remove_dir(pins);
+}
+
+/// Waits until every program run that began before has ended. XDP and TC programs run inside RCU read-side critical
+/// sections, and the kernel implements this command by waiting for all of them.
+fn wait_for_programs() {
+    const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
+    // SAFETY: takes no pointers.
+    let waited = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) };
+    if waited != 0 {
+        // Kernels with CPUs in full dynticks mode refuse it. A program runs for microseconds.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
 }
 
 /// Where a coordinator on this interface of the caller's network namespace keeps its pins.

@@ -92,10 +92,10 @@ impl Twins {
         Self { kernel, pure, sizes }
     }
 
-    pub fn configure(&mut self, mut config: up_config) {
-        config.floor = self.kernel.configure(&config);
-        assert_eq!(config.floor, self.pure.clock_for(config.shard, config.epoch).min(config.floor));
+    pub fn configure(&mut self, config: up_config) {
+        let floor = self.kernel.configure(&config);
         self.pure.configure(&config);
+        assert_eq!(floor, self.pure.config(config.shard).unwrap().floor);
     }
 
     pub fn open(&mut self, session: SessionId, shard: u32, token: u64, to: Endpoint) {

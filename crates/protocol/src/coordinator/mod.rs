@@ -194,13 +194,17 @@ impl Coordinator {
         }
     }
 
-    /// Makes `config` the active configuration of its shard. A higher epoch raises the clock, and the caller sets
-    /// `config.floor` to what [`Coordinator::clock_for`] tells.
+    /// Makes `config` the active configuration of its shard. A higher epoch raises the clock, and the clock then is the
+    /// floor; under the same epoch clock and floor stay. What `config.floor` says is not looked at.
     pub fn configure(&mut self, config: &up_config) {
+        let floor = match self.config(config.shard) {
+            Some(before) if before.epoch == config.epoch => before.floor,
+            _ => self.clock_for(config.shard, config.epoch),
+        };
         let shard = &mut self.shards[slot(config.shard)];
-        shard.clock = shard.clock.max(u64::from(config.epoch) << underpass_abi::wire::UP_EPOCH_SHIFT);
+        shard.clock = shard.clock.max(floor);
         let inactive = 1 - shard.active as usize;
-        shard.config[inactive] = *config;
+        shard.config[inactive] = up_config { floor, ..*config };
         shard.active = inactive as u32;
     }
 
