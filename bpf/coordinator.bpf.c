@@ -395,7 +395,7 @@ static __always_inline int answer(struct up_frame *f, const void *data_end, cons
 	UP_SET64(sum, header->seq, seq);
 	UP_SET64(sum, header->time, time);
 	if (kind == UP_KIND_INCR && status == UP_STATUS_OK && f->value_len >= 8) {
-		__u32 key_len = f->key_len & 0xff;
+		__u32 key_len = up_key_len(f);
 		__be64 *number = (__be64 *)(f->key + key_len);
 		__be64 to = bpf_cpu_to_be64(result);
 
@@ -592,7 +592,7 @@ static __always_inline int acknowledge(struct up_frame *f, const void *data_end,
 	if (!record)
 		return drop(UP_COUNT_DROP_ACK_STALE);
 	if (f->value_len >= 8 && f->key_len <= UP_KEY_MAX) {
-		const __be64 *number = (const __be64 *)(f->key + (f->key_len & 0xff));
+		const __be64 *number = (const __be64 *)(f->key + up_key_len(f));
 
 		if ((const void *)(number + 1) <= data_end)
 			result = bpf_be64_to_cpu(*number);

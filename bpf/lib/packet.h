@@ -26,6 +26,18 @@ struct up_frame {
 	__u32 value_len;
 };
 
+/*
+ * The key's length for use as an offset. Kernels before 6.18 forget a bound that they saw on the lower half of a spilled
+ * register, so the mask must stay, and the compiler must not know that it changes nothing.
+ */
+static __always_inline __u32 up_key_len(const struct up_frame *f)
+{
+	__u32 key_len = f->key_len;
+
+	barrier_var(key_len);
+	return key_len & 0xff;
+}
+
 static __always_inline void up_copy_mac(__u8 *to, const __u8 *from)
 {
 	__u16 *t = (__u16 *)to;
