@@ -39,7 +39,7 @@ class Pure(unittest.TestCase):
             "use std as s;",
             "use std::{self as s};",
             "use std::collections::hash_map::RandomState;",
-            "use std::sync::{Arc, Mutex};",
+            "use std::sync::{Arc, Condvar};",
             "extern crate std as s;",
             "fn f() { let now = std::time::Instant::now(); }",
             "fn f() -> std::io::Result<()> { Ok(()) }",
