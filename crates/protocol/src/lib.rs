@@ -7,4 +7,5 @@
 pub mod client;
 pub mod control;
 pub mod coordinator;
+pub mod replica;
 pub mod wire;

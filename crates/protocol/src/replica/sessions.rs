@@ -1,0 +1,58 @@
+//! What a replica keeps of each session: the last write it processed, so that none takes effect twice.
+
+use std::{
+    cmp::Ordering,
+    sync::{Mutex, MutexGuard},
+};
+
+use crate::wire::SessionId;
+
+/// The last write processed of the session with one index.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SessionRecord {
+    /// The session; 0: none yet.
+    pub session: SessionId,
+    /// Number of the write in its session.
+    pub request: u64,
+    /// Its sequence number.
+    pub seq: u64,
+    /// Its outcome, as on the wire.
+    pub status: u8,
+    /// INCR: the new number, as 64 bits.
+    pub result: u64,
+}
+
+impl SessionRecord {
+    /// How a write of (session, request) compares with the record: generations first, then requests.
+    pub fn compare(&self, session: SessionId, request: u64) -> Ordering {
+        (session.generation(), request).cmp(&(self.session.generation(), self.request))
+    }
+}
+
+pub(super) struct SessionTable {
+    records: Box<[Mutex<SessionRecord>]>,
+}
+
+impl SessionTable {
+    pub fn new(sessions: usize) -> Self {
+        Self { records: (0..sessions).map(|_| Mutex::default()).collect() }
+    }
+
+    pub fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// The record of this index, locked; `None` beyond the table.
+    pub fn lock(&self, index: u16) -> Option<MutexGuard<'_, SessionRecord>> {
+        let record = self.records.get(usize::from(index))?;
+        Some(record.lock().expect("a thread panicked with a session's record locked"))
+    }
+
+    pub fn dump(&self) -> Vec<(u16, SessionRecord)> {
+        let records = self.records.iter().enumerate();
+        records
+            .map(|(index, record)| (index as u16, *record.lock().expect("a thread panicked with a record locked")))
+            .filter(|(_, record)| record.session != SessionId(0))
+            .collect()
+    }
+}
