@@ -1,0 +1,425 @@
+//! `underpass get`, `put`, `delete`, `add`, `replace`, `cas`, `incr`, `append`, `prepend` and `touch`.
+//!
+//! Exit codes: [`EXIT_OK`], [`EXIT_UNMET`], [`EXIT_FAILED`], [`EXIT_UNKNOWN`], [`EXIT_USAGE`].
+
+use std::{
+    io::{self, Read, Write},
+    net::SocketAddrV4,
+    path::PathBuf,
+    process::ExitCode,
+    time::Duration,
+};
+
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+use underpass_protocol::{
+    client::{Item, Request},
+    wire::{Kind, Operand, PAYLOAD_MAX},
+};
+
+use crate::{
+    blocking::{Client, Reply, lifetime_ms, unmet},
+    config::{Config, parse_coordinator},
+    error::Error,
+};
+
+/// It was done.
+pub const EXIT_OK: u8 = 0;
+/// There is no such key, or the write's condition did not hold: nothing was changed.
+pub const EXIT_UNMET: u8 = 1;
+/// It failed, definitely without effect.
+pub const EXIT_FAILED: u8 = 2;
+/// A write whose outcome is unknown: it may have taken effect, or may yet.
+pub const EXIT_UNKNOWN: u8 = 3;
+/// The command line or the configuration is wrong.
+pub const EXIT_USAGE: u8 = 64;
+
+const EXIT_CODES: &str = "\
+Exit codes: 0 done; 1 no such key or condition not met; 2 failed, without effect; \
+3 unknown: the write may or may not have taken effect; 64 wrong command line or configuration";
+
+/// Commands that read and change items.
+#[derive(Debug, Subcommand)]
+#[command(after_help = EXIT_CODES)]
+pub enum Command {
+    /// Print the value of a key
+    #[command(after_help = EXIT_CODES)]
+    Get(Get),
+    /// Set the value of a key
+    #[command(after_help = EXIT_CODES)]
+    Put(Set),
+    /// Remove a key
+    #[command(after_help = EXIT_CODES)]
+    Delete(Delete),
+    /// Set the value of a key that does not exist
+    #[command(after_help = EXIT_CODES)]
+    Add(Set),
+    /// Set the value of a key that exists
+    #[command(after_help = EXIT_CODES)]
+    Replace(Set),
+    /// Set the value of a key that nobody has changed since `get --json` told its cas
+    #[command(after_help = EXIT_CODES)]
+    Cas(Cas),
+    /// Add to a number and print the result
+    #[command(after_help = EXIT_CODES)]
+    Incr(Incr),
+    /// Add data behind a value
+    #[command(after_help = EXIT_CODES)]
+    Append(Set),
+    /// Add data in front of a value
+    #[command(after_help = EXIT_CODES)]
+    Prepend(Set),
+    /// Give a key another lifetime
+    #[command(after_help = EXIT_CODES)]
+    Touch(Touch),
+}
+
+/// How to reach the shards.
+#[derive(Args, Debug)]
+pub struct Target {
+    /// Configuration of the shards, a TOML file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["coordinator", "shard"])]
+    config: Option<PathBuf>,
+    /// The coordinator of the only shard; port 5550 unless given
+    #[arg(long, value_name = "ADDR[:PORT]", value_parser = parse_coordinator, required_unless_present = "config")]
+    coordinator: Option<SocketAddrV4>,
+    /// Number of the only shard
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    shard: u32,
+    /// How long it may take, such as 500ms or 2s; 1s, or what the configuration says, unless given
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    deadline: Option<Duration>,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Arguments of `get`.
+#[derive(Args, Debug)]
+pub struct Get {
+    /// Key, 1 to 250 bytes
+    key: String,
+    #[command(flatten)]
+    target: Target,
+}
+
+/// Arguments of `put`, `add`, `replace`, `append` and `prepend`.
+#[derive(Args, Debug)]
+pub struct Set {
+    /// Key, 1 to 250 bytes
+    key: String,
+    /// Value; `-`: read it from the standard input
+    #[arg(allow_hyphen_values = true)]
+    value: String,
+    /// Lifetime, such as 500ms, 5s, 10m, 1h, 7d, or forever
+    #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
+    ttl: Option<Ttl>,
+    #[command(flatten)]
+    target: Target,
+}
+
+/// Arguments of `cas`.
+#[derive(Args, Debug)]
+pub struct Cas {
+    /// The cas that the item must still have
+    #[arg(long, value_name = "N")]
+    cas: u64,
+    #[command(flatten)]
+    set: Set,
+}
+
+/// Arguments of `delete`.
+#[derive(Args, Debug)]
+pub struct Delete {
+    /// Key, 1 to 250 bytes
+    key: String,
+    #[command(flatten)]
+    target: Target,
+}
+
+/// Arguments of `incr`.
+#[derive(Args, Debug)]
+pub struct Incr {
+    /// Key, 1 to 250 bytes
+    key: String,
+    /// What to add; may be negative
+    #[arg(default_value_t = 1, allow_hyphen_values = true)]
+    delta: i64,
+    /// Lifetime, such as 500ms, 5s, 10m, 1h, 7d, or forever; unless given the item keeps its own
+    #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
+    ttl: Option<Ttl>,
+    #[command(flatten)]
+    target: Target,
+}
+
+/// Arguments of `touch`.
+#[derive(Args, Debug)]
+pub struct Touch {
+    /// Key, 1 to 250 bytes
+    key: String,
+    /// Lifetime, such as 500ms, 5s, 10m, 1h, 7d, or forever
+    #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
+    ttl: Ttl,
+    #[command(flatten)]
+    target: Target,
+}
+
+/// A lifetime as the protocol has it, in milliseconds; 0: for ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ttl(u64);
+
+fn parse_ttl(text: &str) -> Result<Ttl, String> {
+    if matches!(text, "forever" | "for-ever") {
+        return Ok(Ttl(0));
+    }
+    parse_duration(text).map(|duration| Ttl(lifetime_ms(duration)))
+}
+
+/// A whole number with a unit.
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let ms_per_unit = match unit {
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => return Err("give a whole number with its unit: ms, s, m, h or d, such as 500ms".to_owned()),
+    };
+    let number: u64 = number.parse().map_err(|_| "give a whole number with its unit, such as 5s".to_owned())?;
+    let ms = number.checked_mul(ms_per_unit).ok_or("it is too long")?;
+    if ms == 0 { Err("it must be longer than nothing".to_owned()) } else { Ok(Duration::from_millis(ms)) }
+}
+
+/// What to do, taken from the command line.
+struct Task {
+    kind: Option<Kind>,
+    key: String,
+    value: Vec<u8>,
+    ttl: Option<Ttl>,
+    expected: u64,
+    delta: i64,
+    target: Target,
+}
+
+/// Runs a command: prints its result to the standard output, or why there is none to the standard error, and tells the
+/// exit code.
+///
+/// # Errors
+/// Only if the result cannot be printed, or the value not be read from the standard input.
+pub fn run(command: Command) -> anyhow::Result<ExitCode> {
+    let task = task(command)?;
+    let config = match config(&task.target) {
+        Ok(config) => config,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return Ok(ExitCode::from(EXIT_USAGE));
+        }
+    };
+    let request = task.request();
+    // Before anybody is asked for a session.
+    let result = match request.validate() {
+        Ok(()) => Client::connect(config).and_then(|client| client.request(request)),
+        Err(invalid) => Err(invalid.into()),
+    };
+    let code = match result {
+        Ok(reply) => task.print(&reply)?,
+        Err(error) => {
+            eprintln!("error: {error}");
+            exit_code(&error)
+        }
+    };
+    Ok(ExitCode::from(code))
+}
+
+fn exit_code(error: &Error) -> u8 {
+    match error {
+        Error::Unknown { .. } => EXIT_UNKNOWN,
+        Error::Invalid(_) | Error::Config(_) => EXIT_USAGE,
+        _ => EXIT_FAILED,
+    }
+}
+
+fn config(target: &Target) -> Result<Config, Error> {
+    let mut config = match (&target.config, target.coordinator) {
+        (Some(path), _) => Config::from_file(path)?,
+        (None, Some(coordinator)) => Config::single(target.shard, coordinator),
+        (None, None) => unreachable!("clap asks for one of them"),
+    };
+    // One command needs one session.
+    config.sessions = 1;
+    if let Some(deadline) = target.deadline {
+        config.deadline_ms = deadline.as_millis() as u64;
+    }
+    Ok(config)
+}
+
+fn task(command: Command) -> anyhow::Result<Task> {
+    let plain = |kind, key, target| Task { kind, key, value: Vec::new(), ttl: None, expected: 0, delta: 0, target };
+    let set = |kind, set: Set| -> anyhow::Result<Task> {
+        Ok(Task { value: value(set.value)?, ttl: set.ttl, ..plain(Some(kind), set.key, set.target) })
+    };
+    Ok(match command {
+        Command::Get(get) => plain(None, get.key, get.target),
+        Command::Put(args) => set(Kind::Put, args)?,
+        Command::Delete(delete) => plain(Some(Kind::Delete), delete.key, delete.target),
+        Command::Add(args) => set(Kind::Add, args)?,
+        Command::Replace(args) => set(Kind::Replace, args)?,
+        Command::Cas(cas) => Task { expected: cas.cas, ..set(Kind::Cas, cas.set)? },
+        Command::Incr(incr) => {
+            Task { delta: incr.delta, ttl: incr.ttl, ..plain(Some(Kind::Incr), incr.key, incr.target) }
+        }
+        Command::Append(args) => set(Kind::Append, args)?,
+        Command::Prepend(args) => set(Kind::Prepend, args)?,
+        Command::Touch(touch) => Task { ttl: Some(touch.ttl), ..plain(Some(Kind::Touch), touch.key, touch.target) },
+    })
+}
+
+fn value(argument: String) -> io::Result<Vec<u8>> {
+    if argument != "-" {
+        return Ok(argument.into_bytes());
+    }
+    let mut value = Vec::new();
+    // A byte more than any value may have is enough to say that it is too long.
+    io::stdin().lock().take(PAYLOAD_MAX as u64 + 1).read_to_end(&mut value)?;
+    Ok(value)
+}
+
+impl Task {
+    fn request(&self) -> Request<'_> {
+        let key = self.key.as_bytes();
+        match self.kind {
+            None => Request::Read { key },
+            Some(kind) => {
+                let ttl_ms = self.ttl.map(|ttl| ttl.0);
+                let operand = Operand { ttl_ms, expected: self.expected, delta: self.delta, data: &self.value };
+                Request::Write { kind, key, operand }
+            }
+        }
+    }
+
+    /// Prints a result; the exit code.
+    fn print(&self, reply: &Reply) -> io::Result<u8> {
+        let mut out = io::stdout().lock();
+        let (text, code): (Vec<u8>, u8) = match reply {
+            Reply::Read(None) => {
+                eprintln!("{}: not found", self.key);
+                (self.json_line(json!({ "status": "not found" })), EXIT_UNMET)
+            }
+            Reply::Read(Some(item)) if self.target.json => (self.json_line(item_json(item)), EXIT_OK),
+            Reply::Read(Some(item)) => (item.value.clone(), EXIT_OK),
+            Reply::Written { status, seq, number } => match unmet(*status) {
+                None => {
+                    let cas = (!matches!(self.kind, Some(Kind::Delete | Kind::Touch))).then_some(seq);
+                    let line = match number {
+                        Some(number) if !self.target.json => format!("{number}\n").into_bytes(),
+                        _ => self.json_line(json!({ "status": "ok", "cas": cas, "number": number })),
+                    };
+                    (line, EXIT_OK)
+                }
+                Some(unmet) => {
+                    eprintln!("{}: {unmet}", self.key);
+                    (self.json_line(json!({ "status": status.to_string() })), EXIT_UNMET)
+                }
+            },
+        };
+        out.write_all(&text)?;
+        out.flush()?;
+        Ok(code)
+    }
+
+    /// A line of JSON with what is known of the key, or nothing if JSON is not asked for.
+    fn json_line(&self, mut what: Value) -> Vec<u8> {
+        if !self.target.json {
+            return Vec::new();
+        }
+        let fields = what.as_object_mut().expect("it is written as an object");
+        fields.retain(|_, value| !value.is_null());
+        fields.insert("key".to_owned(), json!(self.key));
+        format!("{what}\n").into_bytes()
+    }
+}
+
+/// A value that is not UTF-8 is told in hexadecimal.
+fn item_json(item: &Item) -> Value {
+    match std::str::from_utf8(&item.value) {
+        Ok(text) => json!({ "status": "ok", "value": text, "cas": item.cas }),
+        Err(_) => {
+            let hex: String = item.value.iter().map(|byte| format!("{byte:02x}")).collect();
+            json!({ "status": "ok", "value_hex": hex, "cas": item.cas })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(subcommand)]
+        command: Command,
+    }
+
+    fn parse(line: &str) -> Result<Task, String> {
+        let words = std::iter::once("underpass").chain(line.split_whitespace());
+        let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
+        task(line.command).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn command_lines_become_requests() {
+        let at = "--coordinator 10.0.0.1";
+        let operand = |data| Operand { ttl_ms: None, expected: 0, delta: 0, data };
+        let write = |kind, operand| Request::Write { kind, key: b"k", operand };
+        for (line, expected) in [
+            ("get k", Request::Read { key: b"k" }),
+            ("put k v", write(Kind::Put, operand(b"v"))),
+            ("put k v --ttl 5s", write(Kind::Put, Operand { ttl_ms: Some(5000), ..operand(b"v") })),
+            ("put k -v", write(Kind::Put, operand(b"-v"))),
+            ("delete k", write(Kind::Delete, operand(b""))),
+            ("add k v", write(Kind::Add, operand(b"v"))),
+            ("replace k v", write(Kind::Replace, operand(b"v"))),
+            ("cas k v --cas 9", write(Kind::Cas, Operand { expected: 9, ..operand(b"v") })),
+            ("incr k", write(Kind::Incr, Operand { delta: 1, ..operand(b"") })),
+            ("incr k -5", write(Kind::Incr, Operand { delta: -5, ..operand(b"") })),
+            ("append k v", write(Kind::Append, operand(b"v"))),
+            ("prepend k v", write(Kind::Prepend, operand(b"v"))),
+            ("touch k --ttl forever", write(Kind::Touch, Operand { ttl_ms: Some(0), ..operand(b"") })),
+        ] {
+            let task = parse(&format!("{line} {at}")).unwrap_or_else(|error| panic!("{line}: {error}"));
+            assert_eq!(task.request(), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn wrong_command_lines_say_what_is_wrong() {
+        for (line, expected) in [
+            ("get k", "--coordinator"),
+            ("get k --coordinator 10.0.0.1 --config f", "cannot be used with"),
+            ("get k --coordinator ::1", "IPv6 is not supported"),
+            ("put k --coordinator 10.0.0.1", "VALUE"),
+            ("put k v --ttl 5 --coordinator 10.0.0.1", "with its unit"),
+            ("put k v --ttl 0s --coordinator 10.0.0.1", "longer than nothing"),
+            ("cas k v --coordinator 10.0.0.1", "--cas"),
+            ("touch k --coordinator 10.0.0.1", "--ttl"),
+            ("incr k x --coordinator 10.0.0.1", "invalid"),
+        ] {
+            let told = parse(line).map(|_| ()).expect_err(line);
+            assert!(told.contains(expected), "{line:?} is told {told:?}");
+        }
+    }
+
+    #[test]
+    fn durations_have_units() {
+        assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
+        assert_eq!(parse_duration("7d"), Ok(Duration::from_secs(7 * 86_400)));
+        for wrong in ["", "s", "5", "1.5s", "-1s", "99999999999999999999s", "999999999999999999d", "0ms"] {
+            assert!(parse_duration(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,566 @@
+//! Many sessions on one socket, without waiting: for a load generator, a proxy, or the blocking [`Client`](crate::Client).
+//!
+//! An [`Engine`] belongs to one thread. Requests go in by [`Engine::submit`], which never waits; [`Engine::poll`] sends and
+//! receives in batches and hands out what is over. One write can be outstanding in each session, so the number of sessions
+//! bounds the writes in flight; reads share sessions.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use underpass_client::{Config, engine::{Engine, Outcome, Request}};
+//!
+//! let mut config = Config::single(0, "10.0.0.1:5550".parse()?);
+//! config.sessions = 64;
+//! let mut engine = Engine::new(&config)?;
+//! engine.open(Duration::from_secs(2))?;
+//!
+//! let deadline = engine.now() + 1_000_000_000;
+//! for tag in 0..100 {
+//!     engine.submit(Request::Read { key: b"key" }, tag, deadline)?;
+//! }
+//! let (mut answered, mut done) = (0, Vec::new());
+//! while answered < 100 {
+//!     engine.poll(Duration::from_millis(10), &mut done)?;
+//!     for completion in done.drain(..) {
+//!         if let Outcome::Read(Some(item)) = &completion.outcome {
+//!             let latency_ns = completion.done_ns - completion.submitted_ns;
+//!             println!("{}: {} bytes after {latency_ns} ns", completion.tag, item.value.len());
+//!         }
+//!         answered += 1;
+//!     }
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use std::{
+    collections::{HashMap, VecDeque},
+    fmt, io,
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
+    os::fd::AsFd,
+    sync::Arc,
+    time::Duration,
+};
+
+use nix::{
+    poll::{PollFd, PollFlags},
+    sys::{
+        eventfd::{EfdFlags, EventFd},
+        time::TimeSpec,
+    },
+    time::{ClockId, clock_gettime},
+};
+use rand::{RngCore, SeedableRng, rngs::StdRng};
+use socket2::{Domain, Socket, Type};
+use tracing::debug;
+use underpass_protocol::{
+    client::{Client, Event, NEVER, Output, Settings},
+    wire::{Op, Packet, Reason},
+};
+pub use underpass_protocol::{
+    client::{Completion, Doubt, Failure, Invalid, Item, Outcome, Refused, Request},
+    wire::{Kind, Operand, Status},
+};
+
+use crate::{
+    batch::{self, BATCH, Received},
+    config::Config,
+    error::{Diagnosis, Error},
+    placement::place,
+};
+
+/// Bytes of socket buffer asked for; the kernel may grant less.
+const SOCKET_BUFFER: usize = 8 << 20;
+/// Batches received before completions are handed out, so that timers and the caller get their turn.
+const BATCHES_AT_ONCE: usize = 4;
+/// How long an engine keeps trying to replace a session that no request waits for.
+const REPLACE_NS: u64 = 1_000_000_000;
+
+/// What an engine has sent and received since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Datagrams sent.
+    pub sent: u64,
+    /// Datagrams received.
+    pub received: u64,
+    /// Of these, ones that are not of this protocol.
+    pub malformed: u64,
+    /// Of these, ones for no session of ours: usually late copies of answers.
+    pub unmatched: u64,
+    /// Datagrams that the kernel refused to send.
+    pub send_errors: u64,
+}
+
+/// Many sessions of all shards on one UDP socket. See the module's documentation.
+pub struct Engine {
+    socket: UdpSocket,
+    waker: Waker,
+    shard_ids: Vec<u32>,
+    shards: Vec<Shard>,
+    lanes: Vec<Lane>,
+    /// When each lane needs a tick.
+    due: Vec<u64>,
+    by_session: HashMap<u64, usize>,
+    output: Output,
+    /// The shard that each datagram of `output` is for.
+    destinations: Vec<usize>,
+    /// Datagrams of `output` already sent.
+    flushed: usize,
+    received: Received,
+    random: StdRng,
+    counters: Counters,
+}
+
+struct Shard {
+    coordinator: SocketAddrV4,
+    /// First of its lanes; there are as many as sessions.
+    first: usize,
+    count: usize,
+    /// Lanes without an outstanding write; the one that waited longest comes first, so that none goes stale.
+    writers: VecDeque<usize>,
+    next_reader: usize,
+    heard: bool,
+    error: Option<io::ErrorKind>,
+}
+
+/// A client of the protocol: one session at a time.
+struct Lane {
+    client: Client,
+    shard: usize,
+    writing: bool,
+    /// Its entries in `by_session`.
+    known: Vec<u64>,
+}
+
+/// Makes an [`Engine::poll`] that waits return; from any thread.
+#[derive(Clone)]
+pub struct Waker(Arc<EventFd>);
+
+impl Waker {
+    /// Ends the current wait, or the next one.
+    pub fn wake(&self) {
+        // It can only fail when it is already as awake as can be.
+        let _ = self.0.write(1);
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine")
+            .field("shards", &self.shard_ids)
+            .field("sessions", &self.lanes.len())
+            .field("counters", &self.counters)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Nanoseconds of the machine's monotonic clock: the same in every process and network namespace.
+pub fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux has a monotonic clock");
+    now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64
+}
+
+impl Engine {
+    /// Binds a socket. Sessions are opened when they are needed, or by [`Engine::open`].
+    ///
+    /// # Errors
+    /// A configuration that contradicts itself, an address that is not this host's, no route to a coordinator.
+    pub fn new(config: &Config) -> Result<Self, Error> {
+        config.validate()?;
+        let socket = bind(config)?;
+        let port = match socket.local_addr() {
+            Ok(SocketAddr::V4(address)) => address.port(),
+            other => {
+                return Err(Error::io("local address", other.err().unwrap_or_else(|| io::Error::other("not IPv4"))));
+            }
+        };
+        let mut shards = Vec::with_capacity(config.shards.len());
+        let mut lanes = Vec::with_capacity(config.shards.len() * config.sessions);
+        for (index, shard) in config.shards.iter().enumerate() {
+            let addr = if config.bind.is_unspecified() { route_source(shard.coordinator)? } else { config.bind };
+            let reply_to = SocketAddrV4::new(addr, port).into();
+            let settings = Settings { reads_max: config.reads_per_session, ..Settings::new(shard.id, reply_to) };
+            let first = lanes.len();
+            lanes.extend((0..config.sessions).map(|_| Lane {
+                client: Client::new(settings),
+                shard: index,
+                writing: false,
+                known: Vec::new(),
+            }));
+            shards.push(Shard {
+                coordinator: shard.coordinator,
+                first,
+                count: config.sessions,
+                writers: (first..lanes.len()).collect(),
+                next_reader: 0,
+                heard: false,
+                error: None,
+            });
+        }
+        let waker = EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
+            .map_err(|error| Error::io("eventfd", error.into()))?;
+        Ok(Self {
+            socket,
+            waker: Waker(Arc::new(waker)),
+            shard_ids: config.shards.iter().map(|shard| shard.id).collect(),
+            shards,
+            due: vec![NEVER; lanes.len()],
+            by_session: HashMap::with_capacity(lanes.len() * 2),
+            lanes,
+            output: Output::default(),
+            destinations: Vec::new(),
+            flushed: 0,
+            received: Received::new(),
+            random: StdRng::from_os_rng(),
+            counters: Counters::default(),
+        })
+    }
+
+    /// The clock of deadlines and completions: [`monotonic_ns`].
+    pub fn now(&self) -> u64 {
+        monotonic_ns()
+    }
+
+    /// Makes a waiting [`Engine::poll`] return.
+    pub fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    /// What has been sent and received.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Sessions that are open now, of all shards.
+    pub fn sessions_open(&self) -> usize {
+        self.lanes.iter().filter(|lane| lane.client.session().is_some()).count()
+    }
+
+    /// Index of the shard that a key is in, by the order of the configuration.
+    pub fn shard_of(&self, key: &[u8]) -> usize {
+        place(key, &self.shard_ids)
+    }
+
+    /// What is known of why a shard does not answer. `shard` is an index in the order of the configuration.
+    pub fn diagnosis(&self, shard: usize) -> Diagnosis {
+        Diagnosis {
+            shard: self.shard_ids[shard],
+            coordinator: self.shards[shard].coordinator,
+            heard: self.shards[shard].heard,
+            error: self.shards[shard].error,
+        }
+    }
+
+    /// Opens all sessions ahead of need. Requests submitted before go on; their completions are handed out by the next
+    /// [`Engine::poll`].
+    ///
+    /// # Errors
+    /// [`Error::NoSession`] if some session is not open after `wait`; those that are stay open.
+    pub fn open(&mut self, wait: Duration) -> Result<(), Error> {
+        let until = self.now().saturating_add(nanoseconds(wait));
+        for lane in 0..self.lanes.len() {
+            self.step(lane, self.now(), Event::Open { until });
+        }
+        loop {
+            let Some(missing) = self.lanes.iter().find(|lane| lane.client.session().is_none()) else { return Ok(()) };
+            let now = self.now();
+            if now >= until || !missing.client.is_opening() {
+                let (shard, reason) = (missing.shard, missing.client.open_reject());
+                return Err(Error::NoSession { at: self.diagnosis(shard), reason });
+            }
+            self.advance(now)?;
+            self.wait(now, until)?;
+        }
+    }
+
+    /// Takes a request, to be over at `deadline_ns` of [`Engine::now`]. It leaves with the next poll or when a batch is
+    /// full. `tag` comes back in its completion.
+    ///
+    /// # Errors
+    /// [`Refused::Full`]: every session of the key's shard has a write outstanding, or as many reads as it may.
+    /// [`Refused::Invalid`]: it can never be taken.
+    pub fn submit(&mut self, request: Request<'_>, tag: u64, deadline_ns: u64) -> Result<(), Refused> {
+        request.validate()?;
+        let shard = self.shard_of(request.key());
+        let lane = match request {
+            Request::Write { .. } => {
+                let lane = self.shards[shard].writers.pop_front().ok_or(Refused::Full)?;
+                self.lanes[lane].writing = true;
+                lane
+            }
+            Request::Read { .. } => self.reader(shard).ok_or(Refused::Full)?,
+        };
+        let (now, random) = (self.now(), self.random.next_u64());
+        let client = &mut self.lanes[lane].client;
+        client.submit(now, random, request, tag, deadline_ns, &mut self.output).expect("it was asked before");
+        self.after(lane);
+        if self.destinations.len() - self.flushed >= BATCH {
+            self.flush();
+        }
+        Ok(())
+    }
+
+    fn reader(&mut self, shard: usize) -> Option<usize> {
+        let shard = &mut self.shards[shard];
+        for _ in 0..shard.count {
+            let lane = shard.first + shard.next_reader;
+            shard.next_reader = (shard.next_reader + 1) % shard.count;
+            if self.lanes[lane].client.can_read() {
+                return Some(lane);
+            }
+        }
+        None
+    }
+
+    /// Sends, receives, and appends what is over to `done`. Returns as soon as something is, when woken, or after
+    /// `timeout`; how many were appended.
+    ///
+    /// # Errors
+    /// The socket's, other than those about one datagram.
+    pub fn poll(&mut self, timeout: Duration, done: &mut Vec<Completion>) -> Result<usize, Error> {
+        let mut now = self.now();
+        let until = now.saturating_add(nanoseconds(timeout));
+        loop {
+            self.advance(now)?;
+            let count = self.output.completions.len();
+            if count > 0 {
+                done.append(&mut self.output.completions);
+                return Ok(count);
+            }
+            now = self.now();
+            if now >= until {
+                return Ok(0);
+            }
+            if self.wait(now, until)? {
+                return Ok(0);
+            }
+            now = self.now();
+        }
+    }
+
+    /// One round of sending, receiving and timers, without waiting.
+    fn advance(&mut self, mut now: u64) -> Result<(), Error> {
+        self.flush();
+        for _ in 0..BATCHES_AT_ONCE {
+            let count = match batch::receive(self.socket.as_fd(), &mut self.received) {
+                Ok(count) => count,
+                // About a datagram sent earlier: its retransmission is up to the session.
+                Err(error) if is_about_a_datagram(&error) => {
+                    self.take_errors();
+                    continue;
+                }
+                Err(error) => return Err(Error::io("receive", error)),
+            };
+            if count == 0 {
+                break;
+            }
+            now = self.now();
+            for index in 0..count {
+                self.receive(now, index);
+            }
+            if count < BATCH {
+                break;
+            }
+        }
+        for lane in 0..self.due.len() {
+            if self.due[lane] <= now {
+                self.step(lane, now, Event::Tick);
+            }
+        }
+        self.flush();
+        Ok(())
+    }
+
+    /// Waits for a datagram, a timer or the waker, but not beyond `until`. True: woken.
+    fn wait(&mut self, now: u64, until: u64) -> Result<bool, Error> {
+        let next = self.due.iter().copied().fold(until, u64::min);
+        // A full send buffer empties by itself; there is no need to be exact.
+        let next = if self.flushed < self.destinations.len() { next.min(now + 100_000) } else { next };
+        let timeout = TimeSpec::from_duration(Duration::from_nanos(next.saturating_sub(now)));
+        let mut fds =
+            [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN), PollFd::new(self.waker.0.as_fd(), PollFlags::POLLIN)];
+        match nix::poll::ppoll(&mut fds, Some(timeout), None) {
+            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+            Err(error) => return Err(Error::io("poll", error.into())),
+        }
+        let [socket, woken] = fds.map(|fd| fd.revents().unwrap_or(PollFlags::empty()));
+        if socket.contains(PollFlags::POLLERR) {
+            self.take_errors();
+        }
+        if woken.contains(PollFlags::POLLIN) {
+            let _ = self.waker.0.read();
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    fn receive(&mut self, now: u64, index: usize) {
+        self.counters.received += 1;
+        let Ok(packet) = Packet::parse(self.received.datagram(index)) else {
+            self.counters.malformed += 1;
+            return;
+        };
+        let header = &packet.header;
+        let known = self.by_session.get(&header.session.0).copied();
+        // An answer to an OPEN is for no session that is known yet.
+        let lane =
+            known.filter(|&lane| self.lanes[lane].client.expects(header.session, header.request)).or_else(|| {
+                header
+                    .op
+                    .is_control()
+                    .then(|| self.lanes.iter().position(|lane| lane.client.expects(header.session, header.request)))?
+            });
+        let Some(lane) = lane else {
+            self.counters.unmatched += 1;
+            return;
+        };
+        let shard = &mut self.shards[self.lanes[lane].shard];
+        (shard.heard, shard.error) = (true, None);
+        let session_lost = matches!(header.op, Op::RReject | Op::WReject)
+            && matches!(Reason::from_wire(header.status), Some(Reason::Session | Reason::Token));
+        let before = self.lanes[lane].client.session();
+        let random = self.random.next_u64();
+        self.lanes[lane].client.step(now, random, Event::Packet(&packet), &mut self.output);
+        let after = self.lanes[lane].client.session();
+        if let Some(session) = after
+            && before != after
+        {
+            self.register(lane, session.0);
+        }
+        self.after(lane);
+        if session_lost && before.is_some() && after.is_none() {
+            self.suspect(lane, now);
+        }
+    }
+
+    fn register(&mut self, lane: usize, session: u64) {
+        let Lane { client, known, .. } = &mut self.lanes[lane];
+        known.retain(|&old| {
+            let keep = client.expects(underpass_protocol::wire::SessionId(old), 0);
+            if !keep {
+                self.by_session.remove(&old);
+            }
+            keep
+        });
+        known.push(session);
+        self.by_session.insert(session, lane);
+    }
+
+    /// A session is gone, so others of its shard may be: a restarted coordinator knows none of them.
+    fn suspect(&mut self, lane: usize, now: u64) {
+        let shard = &self.shards[self.lanes[lane].shard];
+        debug!(coordinator = %shard.coordinator, "a session was lost");
+        for other in shard.first..shard.first + shard.count {
+            if other != lane {
+                self.step(other, now, Event::Suspect);
+            }
+        }
+    }
+
+    fn step(&mut self, lane: usize, now: u64, event: Event<'_>) {
+        let random = self.random.next_u64();
+        let before = self.lanes[lane].client.session();
+        self.lanes[lane].client.step(now, random, event, &mut self.output);
+        if before.is_some() && self.lanes[lane].client.session().is_none() && !matches!(event, Event::End) {
+            // Left behind with a write of unknown outcome: have another one ready before it is needed.
+            let random = self.random.next_u64();
+            let until = now + REPLACE_NS;
+            self.lanes[lane].client.step(now, random, Event::Open { until }, &mut self.output);
+        }
+        self.after(lane);
+    }
+
+    /// Book-keeping after each step of a lane.
+    fn after(&mut self, lane: usize) {
+        let Lane { client, shard, writing, .. } = &mut self.lanes[lane];
+        self.due[lane] = client.due();
+        self.destinations.resize(self.output.datagram_count(), *shard);
+        if *writing && client.can_write() {
+            *writing = false;
+            self.shards[*shard].writers.push_back(lane);
+        }
+    }
+
+    /// Sends what is gathered, as far as the socket takes it.
+    fn flush(&mut self) {
+        while self.flushed < self.destinations.len() {
+            let Self { output, destinations, shards, flushed, .. } = self;
+            let datagrams = (*flushed..destinations.len())
+                .map(|index| (shards[destinations[index]].coordinator, output.datagram(index)));
+            match batch::send(self.socket.as_fd(), datagrams) {
+                Ok(count) => {
+                    self.counters.sent += count as u64;
+                    self.flushed += count;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // Of an earlier datagram: this one has not been tried yet.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => self.take_errors(),
+                Err(error) => {
+                    // As good as lost on its way. It is sent again if its request's deadline allows.
+                    self.counters.send_errors += 1;
+                    self.shards[self.destinations[self.flushed]].error = Some(error.kind());
+                    self.flushed += 1;
+                }
+            }
+        }
+        self.output.clear_datagrams();
+        self.destinations.clear();
+        self.flushed = 0;
+    }
+
+    fn take_errors(&mut self) {
+        while let Some((to, error)) = batch::take_error(self.socket.as_fd()) {
+            for shard in self.shards.iter_mut().filter(|shard| shard.coordinator == to) {
+                shard.error = Some(error.kind());
+            }
+        }
+    }
+}
+
+impl Drop for Engine {
+    /// Closes the sessions, without waiting for confirmation: the agent's ageing closes those whose CLOSE is lost.
+    fn drop(&mut self) {
+        let now = self.now();
+        for lane in 0..self.lanes.len() {
+            self.step(lane, now, Event::End);
+        }
+        self.flush();
+    }
+}
+
+fn is_about_a_datagram(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable};
+    matches!(error.kind(), ConnectionRefused | HostUnreachable | NetworkUnreachable)
+        || matches!(error.raw_os_error(), Some(libc::EPROTO | libc::ENOPROTOOPT | libc::EMSGSIZE | libc::EACCES))
+}
+
+fn bind(config: &Config) -> Result<UdpSocket, Error> {
+    let address = SocketAddrV4::new(config.bind, config.port);
+    let in_context = |error| Error::io(format!("bind to {address}"), error);
+    let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).map_err(in_context)?;
+    // As much as the system allows: a burst of answers must not be lost at the socket.
+    let _ = socket.set_recv_buffer_size(SOCKET_BUFFER);
+    let _ = socket.set_send_buffer_size(SOCKET_BUFFER);
+    socket.set_nonblocking(true).map_err(in_context)?;
+    socket.bind(&address.into()).map_err(in_context)?;
+    let socket: UdpSocket = socket.into();
+    batch::keep_errors(socket.as_fd()).map_err(in_context)?;
+    Ok(socket)
+}
+
+/// The local address that the route to a coordinator starts from: connecting a UDP socket sends nothing.
+fn route_source(coordinator: SocketAddrV4) -> Result<Ipv4Addr, Error> {
+    let local = || -> io::Result<SocketAddr> {
+        let probe = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        probe.connect(coordinator)?;
+        probe.local_addr()
+    };
+    match local() {
+        Ok(SocketAddr::V4(address)) => Ok(*address.ip()),
+        Ok(SocketAddr::V6(_)) => unreachable!("an IPv4 socket has an IPv4 address"),
+        Err(error) => Err(Error::io(format!("find a route to the coordinator {coordinator}"), error)),
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX / 2)
+}

@@ -1,0 +1,143 @@
+//! What can go wrong, and what to look at.
+
+use std::{fmt, io, net::SocketAddrV4};
+
+use underpass_protocol::{
+    client::{Doubt, Failure, Invalid},
+    wire::Reason,
+};
+
+use crate::config::ConfigError;
+
+/// Why an operation has no result.
+///
+/// What a caller may conclude differs: after [`Error::Unknown`] the write may or may not have taken effect, or may yet;
+/// after every other error it did not and will not. A read has no effect in any case.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The request can never be taken, by any shard: a key or value of a wrong length.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// A write: it may have taken effect, may do so later, or never.
+    #[error("the write may or may not have taken effect: {doubt} ({at}){}", .at.advice())]
+    Unknown {
+        /// Which shard.
+        at: Diagnosis,
+        /// Why it is not known.
+        doubt: Doubt,
+    },
+    /// Definitely without effect.
+    #[error("it had no effect: {failure} ({at}){}", failed_advice(.failure, .at))]
+    Failed {
+        /// Which shard.
+        at: Diagnosis,
+        /// Why.
+        failure: Failure,
+    },
+    /// A read without an answer before its deadline.
+    #[error("no answer before the deadline{} ({at}){}", timeout_detail(*.sent, *.last), .at.advice())]
+    TimedOut {
+        /// Which shard.
+        at: Diagnosis,
+        /// The latest reject, if there was any.
+        last: Option<Reason>,
+        /// False: not even a session could be opened.
+        sent: bool,
+    },
+    /// No session could be opened in time.
+    #[error("no session could be opened{} ({at}){}", because(*.reason), .at.advice())]
+    NoSession {
+        /// Which shard.
+        at: Diagnosis,
+        /// The latest reject, if there was any.
+        reason: Option<Reason>,
+    },
+    /// The configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The machine.
+    #[error("cannot {what}: {source}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// The client's own thread has ended, after an error of the machine that was logged.
+    #[error("the client has stopped: {0}")]
+    Stopped(String),
+}
+
+impl Error {
+    pub(crate) fn io(what: impl Into<String>, source: io::Error) -> Self {
+        Self::Io { what: what.into(), source }
+    }
+
+    /// Whether a write that ended so may have taken effect, or may do so later.
+    pub fn may_have_taken_effect(&self) -> bool {
+        matches!(self, Self::Unknown { .. })
+    }
+}
+
+/// A shard, and what is known of why it does not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Diagnosis {
+    /// Its number.
+    pub shard: u32,
+    /// Its coordinator.
+    pub coordinator: SocketAddrV4,
+    /// Whether it has ever answered this client.
+    pub heard: bool,
+    /// The network's latest error about it, if it has not answered since.
+    pub error: Option<io::ErrorKind>,
+}
+
+impl Diagnosis {
+    /// What to check when it does not answer, as a sentence that can follow a message.
+    pub fn advice(&self) -> String {
+        let Self { coordinator, .. } = self;
+        match self.error {
+            Some(io::ErrorKind::ConnectionRefused) => format!(
+                ". Connection refused: nothing listens at {coordinator}. Check the address, and that the coordinator runs"
+            ),
+            Some(error) => {
+                format!(". The network says: {error}. Check the address and the route to {}", coordinator.ip())
+            }
+            None if !self.heard => format!(
+                ". Nothing was ever heard from {coordinator}. Check the address, that the coordinator runs, and that no \
+                 firewall drops UDP to it, or from it and its replicas to this host"
+            ),
+            None => {
+                ". It answered before: check that the coordinator and every replica of the shard still run".to_owned()
+            }
+        }
+    }
+}
+
+impl fmt::Display for Diagnosis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "shard {}, coordinator {}", self.shard, self.coordinator)
+    }
+}
+
+fn because(reason: Option<Reason>) -> String {
+    reason.map_or_else(String::new, |reason| format!(": {reason}"))
+}
+
+fn timeout_detail(sent: bool, last: Option<Reason>) -> String {
+    let what = if sent { "" } else { ": no session could be opened" };
+    format!("{what}{}", last.map_or_else(String::new, |reason| format!("; last reject: {reason}")))
+}
+
+fn failed_advice(failure: &Failure, at: &Diagnosis) -> String {
+    match failure {
+        Failure::NeverSent(None) => at.advice(),
+        Failure::Rejected(Reason::Shard) => ". Check the shard's number in the configuration".to_owned(),
+        Failure::NeverSent(Some(Reason::NoSession)) => {
+            ". All sessions of the coordinator are taken: close other clients, or give it more sessions".to_owned()
+        }
+        Failure::Rejected(Reason::StoreFull) => ". Delete items, or give every replica more memory".to_owned(),
+        _ => String::new(),
+    }
+}
