@@ -132,6 +132,14 @@ impl DataPath for XdpDataPath {
         self.options.listen
     }
 
+    fn session_count(&self) -> u32 {
+        self.kernel.sizes().sessions
+    }
+
+    fn time_offset_ms(&self) -> i64 {
+        self.kernel.settings().time_offset_ms
+    }
+
     fn device(&self) -> Option<u32> {
         Some(self.ifindex)
     }
@@ -188,6 +196,12 @@ impl DataPath for XdpDataPath {
     fn session(&mut self, index: u16) -> Result<up_session> {
         self.kernel.read_sessions(u32::from(index) + 1, &mut self.records)?;
         Ok(self.records[usize::from(index)])
+    }
+
+    fn records(&mut self, count: usize, visit: &mut dyn FnMut(u16, &up_session)) -> Result<()> {
+        self.kernel.read_sessions(count as u32, &mut self.records).context("reading the session table")?;
+        self.records.iter().zip(0..).for_each(|(record, index)| visit(index, record));
+        Ok(())
     }
 
     fn clock(&mut self, shard: u32) -> Result<u64> {
