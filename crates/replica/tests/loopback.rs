@@ -1,0 +1,373 @@
+//! A replica over loopback, with the test in the place of coordinator and client.
+
+use std::{
+    collections::BTreeSet,
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    os::unix::{fs::PermissionsExt, net::UnixStream},
+    thread,
+    time::Duration,
+};
+
+use underpass_protocol::{
+    control::{self, Configuration, Heartbeat, HeartbeatAck, Install, Installed, MemberInfo},
+    wire::{Endpoint, HEADER_LEN, Header, Kind, Op, Operand, Packet, Reason, SessionId, Status},
+};
+use underpass_replica::{Error, Options, Replica};
+
+const EPOCH: u32 = 5;
+const BASE: u64 = (EPOCH as u64) << 40;
+
+fn start(options: Options) -> Replica {
+    Replica::start(Options { listen: SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0), ..options }).expect("a replica starts")
+}
+
+fn socket() -> UdpSocket {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+    socket.set_read_timeout(Some(Duration::from_secs(5))).expect("a timeout is allowed");
+    socket
+}
+
+fn endpoint(socket: &UdpSocket) -> Endpoint {
+    match socket.local_addr().expect("bound") {
+        std::net::SocketAddr::V4(address) => address.into(),
+        std::net::SocketAddr::V6(_) => unreachable!("bound to IPv4"),
+    }
+}
+
+/// Coordinator and client of one replica.
+struct Peer {
+    replica: SocketAddrV4,
+    coordinator: UdpSocket,
+    client: UdpSocket,
+}
+
+impl Peer {
+    fn new(replica: &Replica) -> Self {
+        Self { replica: replica.local_addr(), coordinator: socket(), client: socket() }
+    }
+
+    fn send(&self, bytes: &[u8]) {
+        self.coordinator.send_to(bytes, self.replica).expect("loopback takes it");
+    }
+
+    fn ask(&self, bytes: &[u8]) -> Vec<u8> {
+        self.send(bytes);
+        receive(&self.coordinator).expect("an answer")
+    }
+
+    fn install(&self, incarnation: u64) -> Installed {
+        let coordinator = endpoint(&self.coordinator);
+        let member =
+            MemberInfo { id: 1, incarnation, addr: *self.replica.ip(), port: self.replica.port(), active: true };
+        let configuration = Configuration {
+            shard: 2,
+            epoch: EPOCH,
+            coordinator_addr: coordinator.addr,
+            coordinator_port: coordinator.port,
+            members: vec![member],
+        };
+        let install = Install { index: 0, configuration, sessions: 1024, clean_epoch: 0 };
+        let header = Header { shard: 2, epoch: EPOCH, ..Header::new(Op::Install) };
+        let answer = self.ask(&control::emit(header, &install));
+        let packet = Packet::parse(&answer).expect("a packet");
+        assert_eq!(packet.header.op, Op::Installed);
+        control::parse(&packet).expect("INSTALLED")
+    }
+
+    /// Asks for the incarnation, then installs.
+    fn join(&self) {
+        let told = self.install(0);
+        assert_eq!((told.epoch, told.refusal.as_str()), (0, ""));
+        assert_eq!(self.install(told.incarnation).epoch, EPOCH);
+    }
+
+    fn heartbeat(&self, stable: u64) -> HeartbeatAck {
+        let header = Header { shard: 2, epoch: EPOCH, ..Header::new(Op::Heartbeat) };
+        let answer = self.ask(&control::emit(header, &Heartbeat { stable, time: 0 }));
+        let packet = Packet::parse(&answer).expect("a packet");
+        assert_eq!(packet.header.op, Op::HeartbeatAck);
+        control::parse(&packet).expect("HEARTBEAT_ACK")
+    }
+
+    fn write(&self, kind: Kind, key: &[u8], data: &[u8], seq: u64, session: u16, request: u64) -> Vec<u8> {
+        let mut header = Header {
+            kind: kind.to_wire(),
+            shard: 2,
+            epoch: EPOCH,
+            seq: BASE + seq,
+            session: SessionId::new(9, session),
+            request,
+            ..Header::new(Op::Write)
+        };
+        header.set_reply_to(endpoint(&self.client));
+        let mut value = Vec::new();
+        let operand = Operand { ttl_ms: None, expected: 0, delta: 1, data };
+        header.flags = operand.emit(kind, &mut value);
+        header.datagram(key, &value)
+    }
+
+    fn read(&self, key: &[u8]) -> Vec<u8> {
+        let mut header =
+            Header { shard: 2, epoch: EPOCH, seq: u64::MAX >> 1, request: 8, token: 6, ..Header::new(Op::Read) };
+        header.set_reply_to(endpoint(&self.client));
+        header.datagram(key, &[])
+    }
+
+    /// The item that a read finds.
+    fn get(&self, key: &[u8]) -> Option<Vec<u8>> {
+        self.send(&self.read(key));
+        let answer = receive(&self.client).expect("an answer");
+        let packet = Packet::parse(&answer).expect("a packet");
+        assert_eq!((packet.header.op, packet.header.request, packet.header.token), (Op::RReply, 8, 6));
+        assert_eq!(packet.key, key);
+        (packet.header.status == Status::Ok.to_wire()).then(|| packet.value.to_vec())
+    }
+}
+
+fn receive(socket: &UdpSocket) -> Option<Vec<u8>> {
+    let mut buffer = [0; 2048];
+    let (len, _) = socket.recv_from(&mut buffer).ok()?;
+    Some(buffer[..len].to_vec())
+}
+
+#[test]
+fn installs_writes_reads_and_acknowledges_duplicates() {
+    let replica = start(Options::default());
+    let peer = Peer::new(&replica);
+    peer.join();
+    let put = peer.write(Kind::Put, b"key", b"41", 1, 3, 1);
+    let answer = peer.ask(&put);
+    let packet = Packet::parse(&answer).expect("a packet");
+    assert_eq!((packet.header.op, packet.header.status, packet.header.seq), (Op::WReply, 0, BASE + 1));
+    let incr = peer.write(Kind::Incr, b"key", b"", 2, 3, 2);
+    for _ in 0..3 {
+        let answer = peer.ask(&incr);
+        let packet = Packet::parse(&answer).expect("a packet");
+        assert_eq!((packet.header.status, packet.value), (0, &42u64.to_be_bytes()[..]));
+    }
+    assert_eq!(peer.get(b"key").as_deref(), Some(&b"42"[..]));
+    assert_eq!(peer.get(b"other"), None);
+    assert_eq!(peer.heartbeat(BASE + 2).items, 1);
+
+    let stats = replica.stats();
+    assert_eq!((stats.shard, stats.epoch, stats.items, stats.versions), (Some(2), EPOCH, 1, 1));
+    let counted = |name: &str| stats.counters[name];
+    assert_eq!((counted("read"), counted("read_not_found")), (1, 1));
+    assert_eq!((counted("write_put"), counted("write_incr"), counted("write_again")), (1, 1, 2));
+    replica.stop().expect("stops in order");
+}
+
+#[test]
+fn hostile_datagrams_are_counted_and_do_nothing() {
+    let replica = start(Options::default());
+    let peer = Peer::new(&replica);
+    peer.join();
+    peer.ask(&peer.write(Kind::Put, b"key", b"value", 1, 0, 1));
+    let good = peer.write(Kind::Put, b"key", b"other", 2, 0, 2);
+    let altered = |at: usize, bytes: &[u8]| {
+        let mut altered = good.clone();
+        altered[at..at + bytes.len()].copy_from_slice(bytes);
+        altered
+    };
+    let hostile = [
+        Vec::new(),
+        vec![0; 3],
+        b"GET / HTTP/1.1\r\n\r\n".repeat(8),
+        good[..HEADER_LEN].to_vec(),
+        good[..good.len() - 1].to_vec(),
+        altered(66, &[0xff, 0xff]),
+        altered(68, &[0xff; 4]),
+        altered(2, &[9]),
+        altered(3, &[77]),
+        altered(4, &[77]),
+        altered(8, &[0xff; 4]),
+        altered(12, &[0xff; 4]),
+        altered(38, &[0xff, 0xff]),
+        [&good[..], &[0; 1900]].concat(),
+        vec![0x55; 5000],
+    ];
+    for bytes in &hostile {
+        peer.send(bytes);
+    }
+    // A good write that did not come from the coordinator.
+    peer.client.send_to(&good, peer.replica).expect("loopback takes it");
+    assert_eq!(peer.get(b"key").as_deref(), Some(&b"value"[..]));
+    let stats = replica.stats();
+    let dropped: u64 =
+        stats.counters.iter().filter(|(name, _)| name.starts_with("drop_")).map(|(_, &count)| count).sum();
+    assert_eq!(dropped, hostile.len() as u64 + 1, "{:?}", stats.counters);
+    for reason in ["truncated", "too_long", "magic", "version", "op", "kind", "epoch", "shard", "session"] {
+        assert!(stats.counters[&format!("drop_{reason}")] > 0, "{reason}");
+    }
+    assert_eq!(stats.counters["drop_not_coordinator"], 1);
+
+    // A read from a stranger is rejected to the stranger, whatever reply address it names.
+    let stranger = socket();
+    stranger.send_to(&peer.read(b"key"), peer.replica).expect("loopback takes it");
+    let answer = receive(&stranger).expect("a reject");
+    let packet = Packet::parse(&answer).expect("a packet");
+    assert_eq!(
+        (packet.header.op, packet.header.status, packet.header.epoch),
+        (Op::RReject, Reason::NotCoordinator.to_wire(), EPOCH)
+    );
+}
+
+#[test]
+fn a_full_store_tells_the_client() {
+    let replica = start(Options { memory_mib: 1, ..Options::default() });
+    let peer = Peer::new(&replica);
+    peer.join();
+    let value = [7; 1000];
+    let mut held = 0;
+    peer.coordinator.set_read_timeout(Some(Duration::from_millis(300))).expect("a timeout is allowed");
+    let refused = loop {
+        let write = peer.write(Kind::Put, format!("key{held}").as_bytes(), &value, held + 1, 0, held + 1);
+        peer.send(&write);
+        match receive(&peer.coordinator) {
+            Some(_) => held += 1,
+            None => break write,
+        }
+        assert!(held < 1100, "1 MiB holds no 1100 items of 1000 bytes");
+    };
+    assert!(held > 800, "1 MiB holds more than {held} items of 1000 bytes");
+    let answer = receive(&peer.client).expect("the client is told");
+    let packet = Packet::parse(&answer).expect("a packet");
+    assert_eq!((packet.header.op, packet.header.status), (Op::WReject, Reason::StoreFull.to_wire()));
+    for key in 0..held {
+        assert!(peer.get(format!("key{key}").as_bytes()).is_some(), "key{key} was evicted");
+    }
+    let request = held + 1;
+    // What is deleted and stable makes room, and the retransmission finds it.
+    for (number, key) in ["key0", "key1", "key2"].into_iter().enumerate() {
+        peer.ask(&peer.write(Kind::Delete, key.as_bytes(), b"", request + 5 + number as u64, 1, 1 + number as u64));
+    }
+    assert_eq!(replica.stats().used_bytes, peer.heartbeat(request - 1).used_bytes);
+    peer.send(&refused);
+    assert!(receive(&peer.client).is_some(), "still full: the tombstones are not stable");
+    let usage = peer.heartbeat(request - 1);
+    assert!(usage.used_bytes <= usage.budget_bytes);
+    replica.core().assert_accounts();
+}
+
+#[test]
+fn threads_hammered_with_duplicates_apply_each_write_once() {
+    const SESSIONS: u16 = 16;
+    const ROUNDS: u64 = 200;
+    let replica = start(Options { threads: 2, ..Options::default() });
+    let peer = Peer::new(&replica);
+    peer.join();
+    peer.coordinator.set_nonblocking(false).expect("blocking");
+    for session in 0..SESSIONS {
+        peer.ask(&peer.write(Kind::Put, format!("n{session}").as_bytes(), b"0", u64::from(session) + 1, session, 1));
+    }
+    // The kernel sends one request to one socket. To have duplicates meet on two threads, they go straight to the state
+    // machine from threads of the test while the sockets deliver others.
+    let coordinator = endpoint(&peer.coordinator);
+    for round in 1..=ROUNDS {
+        let writes: Vec<_> = (0..SESSIONS)
+            .map(|session| {
+                let seq = round * 100 + u64::from(session);
+                peer.write(Kind::Incr, format!("n{session}").as_bytes(), b"", seq, session, round + 1)
+            })
+            .collect();
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for write in &writes {
+                        let mut buffer = [0; 2048];
+                        buffer[..write.len()].copy_from_slice(write);
+                        let verdict = replica.core().handle(coordinator, &mut buffer, write.len());
+                        assert!(matches!(verdict, underpass_protocol::replica::Verdict::Answer { .. }), "{verdict:?}");
+                        let result = &buffer[HEADER_LEN + usize::from(buffer[67])..][..8];
+                        assert_eq!(result, round.to_be_bytes());
+                    }
+                });
+            }
+            for write in &writes {
+                peer.send(write);
+                peer.send(write);
+            }
+        });
+        let mut answers = BTreeSet::new();
+        for _ in 0..2 * SESSIONS {
+            let answer = receive(&peer.coordinator).expect("every copy is acknowledged");
+            let packet = Packet::parse(&answer).expect("a packet");
+            assert_eq!(packet.value, round.to_be_bytes(), "the outcome is the same every time");
+            answers.insert(packet.header.seq);
+        }
+        assert_eq!(answers.len(), usize::from(SESSIONS));
+    }
+    for session in 0..SESSIONS {
+        assert_eq!(peer.get(format!("n{session}").as_bytes()), Some(ROUNDS.to_string().into_bytes()));
+    }
+    replica.core().assert_accounts();
+    let stats = replica.stats();
+    let usage = replica.core().usage();
+    assert_eq!(usage.versions, u64::from(SESSIONS) * (ROUNDS + 1));
+    assert!(stats.counters["write_again"] > 0);
+    peer.heartbeat(BASE + ROUNDS * 100 + 99);
+    assert_eq!(replica.core().usage().versions, u64::from(SESSIONS));
+}
+
+#[test]
+fn both_threads_get_work_from_one_coordinator() {
+    let replica = start(Options { threads: 2, ..Options::default() });
+    let peer = Peer::new(&replica);
+    peer.join();
+    // The program that spreads datagrams takes session plus request: sixteen requests of one session meet both sockets.
+    for request in 1..=16 {
+        peer.ask(&peer.write(Kind::Put, b"key", b"v", request, 0, request));
+    }
+    let answered = replica.core().usage().versions;
+    assert_eq!(answered, 16);
+    assert!(replica.busy_threads() == 2, "one thread got everything");
+}
+
+#[test]
+fn options_that_cannot_be_are_refused() {
+    let refusal = |options: Options| Replica::start(options).err().expect("refused").to_string();
+    let running = start(Options::default());
+    let text = refusal(Options { listen: running.local_addr(), threads: 2, ..Options::default() });
+    assert!(text.contains("another process does"), "{text}");
+    let several = start(Options { threads: 3, ..Options::default() });
+    let text = refusal(Options { listen: several.local_addr(), threads: 3, ..Options::default() });
+    assert!(text.contains("another process does"), "{text}");
+    assert!(matches!(
+        Replica::start(Options { listen: several.local_addr(), ..Options::default() }),
+        Err(Error::AddressInUse { .. })
+    ));
+    let elsewhere = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 77), 5550);
+    assert!(refusal(Options { listen: elsewhere, ..Options::default() }).contains("no interface of this host"));
+    let any = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
+    assert!(refusal(Options { listen: any, ..Options::default() }).contains("--listen"));
+    assert!(refusal(Options { memory_mib: 0, ..Options::default() }).contains("at least 1"));
+    assert!(refusal(Options { memory_mib: 1 << 30, ..Options::default() }).contains("more than this host's"));
+    assert!(refusal(Options { threads: 0, ..Options::default() }).contains("--threads"));
+    assert!(refusal(Options { cpus: vec![1000], ..Options::default() }).contains("CPU 1000"));
+}
+
+#[test]
+fn the_control_socket_tells_the_stats_and_goes_away() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("run/replica.sock");
+    let options = || Options { control: Some(path.clone()), ..Options::default() };
+    // One left behind by a replica that was killed is no hindrance.
+    std::fs::create_dir(directory.path().join("run")).expect("a directory");
+    drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));
+    let replica = start(options());
+    let mode = std::fs::metadata(&path).expect("the socket").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+
+    let peer = Peer::new(&replica);
+    peer.join();
+    let (line, stats) = underpass_replica::cli::ask(&path).expect("stats");
+    assert_eq!((stats.epoch, stats.listen), (EPOCH, replica.local_addr()));
+    assert!(line.starts_with('{') && line.ends_with("}\n"));
+    let other = Options { listen: SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0), ..options() };
+    let text = Replica::start(other).err().expect("refused").to_string();
+    assert!(text.contains("another replica answers there"), "{text}");
+    // Somebody who says nothing does not keep the replica from stopping.
+    let _silent = UnixStream::connect(&path).expect("connects");
+    replica.stop().expect("stops in order");
+    assert!(!path.exists());
+}
