@@ -4,7 +4,10 @@
 //! reported is the median of the rounds and the ratio. `docs/benchmarks.md` says what is measured and how.
 
 pub mod bed;
+pub mod coordinator;
 pub mod cpu;
 pub mod load;
 pub mod netns;
+pub mod plot;
+pub mod report;
 pub mod workload;
