@@ -45,7 +45,7 @@ impl Record {
     pub fn next_epoch(&self) -> Result<Self> {
         let epoch = self.epoch + 1;
         ensure!(
-            epoch < UP_EPOCH_MAX as u32,
+            epoch < UP_EPOCH_MAX,
             "shard {}: all {UP_EPOCH_MAX} epochs are used up; move its data to a shard with a new id",
             self.shard
         );
@@ -53,7 +53,7 @@ impl Record {
     }
 
     fn validate(&self) -> Result<()> {
-        ensure!(self.epoch > 0 && self.epoch < UP_EPOCH_MAX as u32, "shard {}: epoch {}", self.shard, self.epoch);
+        ensure!(self.epoch > 0 && self.epoch < UP_EPOCH_MAX, "shard {}: epoch {}", self.shard, self.epoch);
         ensure!(self.clean_epoch <= self.epoch, "shard {}: clean epoch above the epoch", self.shard);
         if let Some(configuration) = &self.configuration {
             configuration.validate().map_err(anyhow::Error::msg)?;
@@ -314,7 +314,7 @@ mod tests {
         let used = Record { generations: 99, ..first };
         let second = used.next_epoch().unwrap();
         assert_eq!((second.epoch, second.generations), (2, 0));
-        let last = Record { epoch: UP_EPOCH_MAX as u32 - 1, ..second };
+        let last = Record { epoch: UP_EPOCH_MAX - 1, ..second };
         assert!(last.next_epoch().is_err());
     }
 }

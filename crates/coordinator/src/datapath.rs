@@ -30,6 +30,12 @@ pub trait DataPath {
     /// The coordinator's address and port, as bound.
     fn listen(&self) -> Endpoint;
 
+    /// Sessions that its table holds.
+    fn session_count(&self) -> u32;
+
+    /// From CLOCK_MONOTONIC to the packets' time, in milliseconds.
+    fn time_offset_ms(&self) -> i64;
+
     /// The device whose frames need a next hop in [`up_config::members`]; `None` if the kernel finds its own way.
     fn device(&self) -> Option<u32> {
         None
@@ -54,6 +60,9 @@ pub trait DataPath {
 
     /// A session's record.
     fn session(&mut self, index: u16) -> Result<up_session>;
+
+    /// Shows the records of the first `count` indices, one after the other.
+    fn records(&mut self, count: usize, visit: &mut dyn FnMut(u16, &up_session)) -> Result<()>;
 
     /// The shard's clock.
     fn clock(&mut self, shard: u32) -> Result<u64>;
