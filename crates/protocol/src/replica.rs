@@ -63,22 +63,12 @@ pub struct Settings {
     pub key_shards: usize,
     /// Secret key of the hash table.
     pub hash_key: [u8; 16],
-    /// Rules of published protocols in place of ours.
-    #[cfg(feature = "published")]
-    pub published: Published,
 }
 
 impl Settings {
     /// Settings for tests and simulation: few key shards and a hash key that is no secret.
     pub fn simulated(incarnation: u64, budget_bytes: u64) -> Self {
-        Self {
-            incarnation,
-            budget_bytes,
-            key_shards: 4,
-            hash_key: *b"not a secret key",
-            #[cfg(feature = "published")]
-            published: Published::default(),
-        }
+        Self { incarnation, budget_bytes, key_shards: 4, hash_key: *b"not a secret key" }
     }
 }
 
@@ -326,8 +316,9 @@ pub struct Replica {
     store: Store,
     /// The highest `stable` heard; each key shard has the one by which it was pruned.
     stable: AtomicU64,
+    /// Published behaviours switched in.
     #[cfg(feature = "published")]
-    published: Published,
+    pub published: Published,
 }
 
 impl Replica {
@@ -343,7 +334,7 @@ impl Replica {
             store: Store::new(settings.key_shards, settings.hash_key, settings.budget_bytes),
             stable: AtomicU64::new(0),
             #[cfg(feature = "published")]
-            published: settings.published,
+            published: Published::default(),
         }
     }
 
