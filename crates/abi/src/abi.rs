@@ -50,7 +50,8 @@ pub struct up_config {
     pub must_ack_count: __u8,
     pub serving_count: __u8,
     pub store_full: __u8,
-    pub reserved: [__u8; 3usize],
+    pub draining: __u8,
+    pub reserved: [__u8; 2usize],
     pub must_ack_list: [__u8; 8usize],
     pub serving_list: [__u8; 8usize],
     pub members: [up_member; 8usize],
@@ -87,8 +88,11 @@ const _: () = {
         "Offset of field: up_config::store_full",
     ][::core::mem::offset_of!(up_config, store_full) - 28usize];
     [
+        "Offset of field: up_config::draining",
+    ][::core::mem::offset_of!(up_config, draining) - 29usize];
+    [
         "Offset of field: up_config::reserved",
-    ][::core::mem::offset_of!(up_config, reserved) - 29usize];
+    ][::core::mem::offset_of!(up_config, reserved) - 30usize];
     [
         "Offset of field: up_config::must_ack_list",
     ][::core::mem::offset_of!(up_config, must_ack_list) - 32usize];

@@ -353,7 +353,8 @@ fn agree(buckets: u32) {
                 let shard = *SHARDS.choose(rng).unwrap();
                 let mut next = config(shard, epoch, 3);
                 match rng.random_range(0..4) {
-                    0 => next.store_full = 1,
+                    0 if rng.random() => next.store_full = 1,
+                    0 => next.draining = 1,
                     1 => (next.serving, next.serving_count, next.serving_list) = (0b100, 1, [2, 0, 0, 0, 0, 0, 0, 0]),
                     2 if rng.random() => next.lease_until_ms = 0,
                     2 => (next.must_ack, next.must_ack_count, next.serving, next.serving_count) = (0, 0, 0, 0),
