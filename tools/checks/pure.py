@@ -26,7 +26,8 @@ ALLOWED_PATHS = {
 # Inside allowed modules: random keys, and waiting for another thread. (A lock around state that threads share is not I/O.)
 FORBIDDEN_NAMES = {"RandomState", "mpsc", "Condvar", "Barrier"}
 FORBIDDEN_MACROS = {"print", "println", "eprint", "eprintln", "dbg", "thread_local"}
-ALLOWED_DEPENDENCIES = {"underpass-abi", "serde", "serde_json", "siphasher", "thiserror", "zerocopy"}
+# hashbrown: hash tables whose order depends on a key that is passed in, not on a random one.
+ALLOWED_DEPENDENCIES = {"underpass-abi", "hashbrown", "serde", "serde_json", "siphasher", "thiserror", "zerocopy"}
 
 TOKEN = re.compile(
     r"""
