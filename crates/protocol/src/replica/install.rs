@@ -108,6 +108,7 @@ impl Replica {
 
         let mut actions = Vec::new();
         let mut refusal = String::new();
+        let mut takes_part = true;
         {
             let mut role = self.role.write().expect("a thread panicked while it installed an epoch");
             match self.decide(role.as_ref(), &install) {
@@ -135,7 +136,10 @@ impl Replica {
                     actions.push(Action::Count(Count::Install));
                 }
                 Decision::Already => actions.push(Action::Count(Count::Install)),
-                Decision::Tell => actions.push(Action::Count(Count::InstallRefused)),
+                Decision::Tell => {
+                    takes_part = false;
+                    actions.push(Action::Count(Count::InstallRefused));
+                }
                 Decision::Refuse(why) => {
                     refusal = why;
                     actions.push(Action::Note(Note::Refused { from, refusal: refusal.clone() }));
@@ -144,15 +148,13 @@ impl Replica {
             }
         }
 
-        let epoch = self.epoch();
         let answer = Installed {
             incarnation: self.incarnation,
-            // A part in another epoch than the one asked for is none, for who asks to be told the incarnation.
-            epoch: if refusal.is_empty() && epoch != configuration.epoch { 0 } else { epoch },
+            epoch: if takes_part { self.epoch() } else { 0 },
             refusal,
             items: self.usage().items,
         };
-        let header = Header { op: Op::Installed, epoch, ..packet.header };
+        let header = Header { op: Op::Installed, ..packet.header };
         actions.push(Action::Send { to: from, bytes: control::emit(header, &answer) });
         actions
     }
@@ -233,7 +235,8 @@ impl Replica {
             // Held until the store is settled: `stable` of one epoch is never applied in another.
             let role = self.role.read().expect("a thread panicked while it installed an epoch");
             let reason = match &*role {
-                None => Some(Reason::Epoch),
+                // Not a word of `stable` is believed, but the answer tells an agent of this life.
+                None => return self.heartbeat_ack(from, packet),
                 Some(role) if shard != role.shard => Some(Reason::Shard),
                 Some(role) if epoch != role.epoch => Some(Reason::Epoch),
                 Some(role) if from.addr != role.coordinator.addr => Some(Reason::NotCoordinator),
@@ -255,6 +258,10 @@ impl Replica {
                 }
             }
         }
+        self.heartbeat_ack(from, packet)
+    }
+
+    fn heartbeat_ack(&self, from: Endpoint, packet: &Packet<'_>) -> Vec<Action> {
         let usage = self.usage();
         let answer = HeartbeatAck {
             incarnation: self.incarnation,

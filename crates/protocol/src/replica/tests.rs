@@ -48,10 +48,12 @@ fn datagram(replica: &Replica, from: Endpoint, bytes: &[u8]) -> Vec<Action> {
 }
 
 fn install(replica: &Replica, install: &Install) -> Installed {
-    let header = Header { shard: install.configuration.shard, request: 5, ..Header::new(Op::Install) };
+    let Configuration { shard, epoch, .. } = install.configuration;
+    let header = Header { shard, epoch, request: 5, ..Header::new(Op::Install) };
     let actions = datagram(replica, COORDINATOR, &control::emit(header, install));
     let (to, packet) = only(&actions);
     assert_eq!((to, packet.header.op, packet.header.request), (COORDINATOR, Op::Installed, 5));
+    assert_eq!(packet.header.epoch, install.configuration.epoch, "echoed, so that the answer finds its question");
     control::parse(&packet).expect("INSTALLED parses")
 }
 
@@ -477,6 +479,8 @@ fn installing_asks_for_this_very_life() {
     }
     assert_eq!(ask(3, 42, 0).epoch, 3);
     assert_eq!(ask(3, 42, 0).epoch, 3, "idempotent");
+    assert_eq!(ask(3, 0, 0).epoch, 0, "who asks for the incarnation is told that alone");
+    assert_eq!(replica.membership().map(|membership| membership.epoch), Some(3));
     assert!(ask(2, 42, 0).refusal.contains("is over"));
     assert_eq!(ask(4, 42, 0).epoch, 4, "empty: any later epoch");
     assert!(ask(0, 42, 0).refusal.contains("not within"));
@@ -522,6 +526,14 @@ fn control_that_contradicts_itself_is_refused() {
     other.shard = 6;
     let request = Install { index: 1, configuration: other, sessions: 64, clean_epoch: 0 };
     assert!(install(&replica, &request).refusal.contains("serves shard 1"));
+
+    // A replica that was restarted says so.
+    let restarted = Replica::new(Settings::simulated(43, 1 << 20));
+    let actions = heartbeat(&restarted, BASE + 9);
+    let packet = only(&actions).1;
+    assert_eq!((packet.header.op, packet.header.epoch), (Op::HeartbeatAck, EPOCH));
+    assert_eq!(control::parse::<control::HeartbeatAck>(&packet).map(|ack| ack.incarnation), Some(43));
+    assert_eq!(restarted.stable(), 0);
 
     let garbage = Header::new(Op::Install).datagram(&[], b"{\"index\":");
     assert_eq!(counted(&datagram(&replica, COORDINATOR, &garbage)), Count::ControlReject(Reason::Malformed));
