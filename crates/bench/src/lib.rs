@@ -4,6 +4,7 @@
 //! reported is the median of the rounds and the ratio. `docs/benchmarks.md` says what is measured and how.
 
 pub mod bed;
+pub mod cli;
 pub mod coordinator;
 pub mod cpu;
 pub mod load;
