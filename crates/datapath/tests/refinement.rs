@@ -352,13 +352,13 @@ fn agree(buckets: u32) {
             _ => {
                 let shard = *SHARDS.choose(rng).unwrap();
                 let mut next = config(shard, epoch, 3);
-                match rng.random_range(0..4) {
+                match rng.random_range(0..10) {
                     0 if rng.random() => next.store_full = 1,
                     0 => next.draining = 1,
                     1 => (next.serving, next.serving_count, next.serving_list) = (0b100, 1, [2, 0, 0, 0, 0, 0, 0, 0]),
                     2 if rng.random() => next.lease_until_ms = 0,
                     2 => (next.must_ack, next.must_ack_count, next.serving, next.serving_count) = (0, 0, 0, 0),
-                    _ if rng.random_bool(0.1) => {
+                    3 if rng.random() => {
                         epoch += 1;
                         SHARDS.iter().for_each(|&shard| twins.configure(config(shard, epoch, 3)));
                         continue;
