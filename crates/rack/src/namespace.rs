@@ -32,6 +32,8 @@ const PREFIX: &str = "underpass.";
 /// How long a process may take to end before it is killed.
 const TERM_WAIT: Duration = Duration::from_secs(1);
 const KILL_WAIT: Duration = Duration::from_secs(5);
+/// A process can start another between being seen and being killed, but not for ever.
+const KILL_ROUNDS: usize = 8;
 
 /// The name of the namespace of a rack's switch; dots are not allowed in names of racks and hosts.
 pub(crate) fn switch_name(rack: &str) -> String {
@@ -184,10 +186,11 @@ pub(crate) fn processes(names: &[String]) -> Vec<Process> {
     processes
 }
 
-/// Ends processes: asks first, then kills. Never one that has taken over the number of another.
-pub(crate) fn end(processes: &[Process]) -> Result<()> {
-    let signal = |signal| {
-        for process in processes {
+/// Ends processes and whatever they start meanwhile in the namespaces: asks first, then kills. Never one that has taken
+/// over the number of another.
+pub(crate) fn end(mut wanted: Vec<Process>, names: &[String]) -> Result<()> {
+    for (signal, wait) in [(Signal::TERM, TERM_WAIT)].into_iter().chain([(Signal::KILL, KILL_WAIT); KILL_ROUNDS]) {
+        for process in &wanted {
             let Some(pid) = Pid::from_raw(process.pid) else { continue };
             // The descriptor stays with its process; so the check that comes after it holds for the signal.
             let Ok(handle) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { continue };
@@ -195,29 +198,20 @@ pub(crate) fn end(processes: &[Process]) -> Result<()> {
                 let _ = rustix::process::pidfd_send_signal(&handle, signal);
             }
         }
-    };
-    let gone_within = |limit| {
         let start = Instant::now();
-        while processes.iter().any(Process::runs) {
-            if start.elapsed() > limit {
-                return false;
-            }
+        while wanted.iter().any(Process::runs) && start.elapsed() < wait {
             thread::sleep(Duration::from_millis(5));
         }
-        true
-    };
-    signal(Signal::TERM);
-    if gone_within(TERM_WAIT) {
-        return Ok(());
+        wanted.retain(Process::runs);
+        let known: Vec<_> = wanted.iter().map(|process| process.pid).collect();
+        wanted.extend(processes(names).into_iter().filter(|process| !known.contains(&process.pid)));
+        if wanted.is_empty() {
+            return Ok(());
+        }
     }
-    signal(Signal::KILL);
-    if gone_within(KILL_WAIT) {
-        return Ok(());
-    }
-    let left: Vec<_> =
-        processes.iter().filter(|process| process.runs()).map(|process| process.pid.to_string()).collect();
+    let left: Vec<_> = wanted.iter().map(|process| format!("{} ({})", process.pid, process.command)).collect();
     Err(Error::Io {
-        what: format!("processes {} of the rack do not end", left.join(", ")),
+        what: format!("processes of the rack do not end: {}; end them, then call down again", left.join(", ")),
         source: io::ErrorKind::TimedOut.into(),
     })
 }

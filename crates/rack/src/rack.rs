@@ -639,7 +639,7 @@ fn down_locked(rack: &str) -> Result<bool> {
     {
         processes.push(daemon);
     }
-    let mut results = vec![namespace::end(&processes)];
+    let mut results = vec![namespace::end(processes, &namespaces)];
     results.push(link::remove(&namespace::switch_name(rack)));
     results.extend(namespaces.iter().map(|name| namespace::delete(name)));
     results.push(switch::unpin(rack));

@@ -1,16 +1,16 @@
 //! Racks for real: needs root.
 
 use std::{
-    collections::HashMap,
     fs,
     net::{SocketAddr, UdpSocket},
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
     path::Path,
     process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-use underpass_rack::{Config, Fault, Host, Links, Probability, Rack, down};
+use underpass_rack::{Config, Error, Fault, FaultCounts, Host, HostConfig, Links, Probability, Rack, down};
 
 /// Every test has a rack of its own name: they run side by side, and with racks of others.
 fn name(test: &str) -> String {
@@ -50,6 +50,8 @@ fn socket(host: &Host, port: u16) -> UdpSocket {
     socket
 }
 
+const NONE: [u32; 0] = [];
+
 /// Sends `count` numbered datagrams; returns the numbers that arrived, in their order.
 fn send_numbers(from: &UdpSocket, to: &UdpSocket, count: u32) -> Vec<u32> {
     let address: SocketAddr = to.local_addr().unwrap();
@@ -72,9 +74,38 @@ fn send_numbers(from: &UdpSocket, to: &UdpSocket, count: u32) -> Vec<u32> {
     received.join().unwrap()
 }
 
-/// Lets the hosts resolve each other's address, so that only data is left to be counted.
-fn acquaint(from: &UdpSocket, to: &UdpSocket) {
-    assert_eq!(send_numbers(from, to, 1), [0]);
+/// Two sockets whose hosts have resolved each other's address, so that only data is left to be counted.
+fn acquainted(rack: &Rack) -> (UdpSocket, UdpSocket) {
+    let (a, b) = (socket(&rack.host("a").unwrap(), 7000), socket(&rack.host("b").unwrap(), 7000));
+    assert_eq!(send_numbers(&a, &b, 1), [0]);
+    assert_eq!(send_numbers(&b, &a, 1), [0]);
+    (a, b)
+}
+
+fn a_to_b(rack: &Rack) -> FaultCounts {
+    rack.fault_counters(Links::between("a", "b")).unwrap()
+}
+
+fn share(value: f64) -> Probability {
+    Probability::new(value).unwrap()
+}
+
+/// The commands as a user gives them.
+fn underpass(arguments: &[&str]) -> (bool, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_underpass-rack")).args(arguments).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
+    (output.status.success(), text)
+}
+
+/// Starts a rack of the hosts a and b as a user does.
+fn underpass_up(name: &str) {
+    let file = std::env::temp_dir().join(format!("{name}.toml"));
+    let text =
+        format!("name = \"{name}\"\nsubnet = \"10.77.0.0/24\"\nhost = [{{ name = \"a\" }}, {{ name = \"b\" }}]\n");
+    fs::write(&file, text).unwrap();
+    let (success, text) = underpass(&["up", file.to_str().unwrap()]);
+    fs::remove_file(&file).unwrap();
+    assert!(success, "{text}");
 }
 
 #[test]
@@ -90,6 +121,459 @@ fn hosts_reach_each_other_and_nothing_is_left_afterwards() {
     let status = rack.status().unwrap();
     assert!(status.hosts.iter().all(|host| host.ports[0].up && host.ports[0].counts.tx_frames > 0));
     assert!(status.delay_line.running);
+    assert_eq!(rack.fault_counters(Links::ALL).unwrap(), FaultCounts::default());
     rack.down().unwrap();
     assert_nothing_left(&name);
+}
+
+#[test]
+fn a_dropped_rack_is_down() {
+    let rack = up("drop", &["a"]);
+    let name = rack.name().to_string();
+    drop(rack);
+    assert_nothing_left(&name);
+}
+
+#[test]
+fn two_racks_of_the_same_subnet_do_not_meet() {
+    let (one, two) = (up("side1", &["a", "b"]), up("side2", &["a", "b"]));
+    let (one_a, one_b) = acquainted(&one);
+    let (two_a, two_b) = acquainted(&two);
+    one.set_fault(Links::ALL, &Fault { loss: Probability::ALWAYS, ..Default::default() }).unwrap();
+    assert_eq!(send_numbers(&one_a, &one_b, 10), NONE);
+    assert_eq!(send_numbers(&two_a, &two_b, 10), Vec::from_iter(0..10));
+    one.down().unwrap();
+    assert_eq!(send_numbers(&two_a, &two_b, 10), Vec::from_iter(0..10));
+    let name = two.name().to_string();
+    two.down().unwrap();
+    assert_nothing_left(&name);
+}
+
+#[test]
+fn a_name_is_taken_once() {
+    let rack = up("twice", &["a"]);
+    let again = Rack::up(&Config::of_hosts(rack.name(), &["b"]));
+    assert!(matches!(again, Err(Error::Exists { .. })), "{again:?}");
+    // The refusal has left the first one alone.
+    assert!(rack.host("a").unwrap().enter(|| ()).is_ok());
+}
+
+#[test]
+fn loss_is_of_the_share_asked_for_and_repeats_with_the_seed() {
+    let rack = up("loss", &["a", "b"]);
+    let (a, b) = acquainted(&rack);
+    let lossy = Fault { loss: share(0.1), ..Default::default() };
+    let count = 3000;
+    let run = |seed| {
+        rack.set_seed(seed).unwrap();
+        rack.set_fault(Links::between("a", "b"), &lossy).unwrap();
+        send_numbers(&a, &b, count)
+    };
+    let before = a_to_b(&rack);
+    let first = run(1);
+    let lost = count as usize - first.len();
+    // Binomial: 300 expected, standard deviation 16.4; six of them to either side.
+    assert!((200..=400).contains(&lost), "{lost} of {count} lost");
+    assert_eq!(a_to_b(&rack).lost - before.lost, lost as u64);
+    assert_eq!(run(1), first);
+    assert_ne!(run(2), first);
+    // The other direction has lost nothing.
+    assert_eq!(send_numbers(&b, &a, 100).len(), 100);
+    rack.clear_faults().unwrap();
+    assert_eq!(send_numbers(&a, &b, 100).len(), 100);
+}
+
+#[test]
+fn every_frame_can_arrive_twice() {
+    let rack = up("duplicate", &["a", "b"]);
+    let (a, b) = acquainted(&rack);
+    let count = 200;
+    // With and without a delay are two paths: the switch forwards the first copy, or the delay line both.
+    for delay in [Duration::ZERO, Duration::from_millis(1)] {
+        let fault = Fault { duplicate: Probability::ALWAYS, delay, ..Default::default() };
+        rack.set_fault(Links::between("a", "b"), &fault).unwrap();
+        let before = a_to_b(&rack);
+        let mut numbers = send_numbers(&a, &b, count);
+        numbers.sort();
+        assert_eq!(numbers, Vec::from_iter((0..count).flat_map(|number| [number, number])));
+        assert_eq!(a_to_b(&rack).duplicated - before.duplicated, u64::from(count));
+    }
+}
+
+#[test]
+fn frames_overtake_each_other_and_none_is_lost() {
+    let rack = up("reorder", &["a", "b"]);
+    let (a, b) = acquainted(&rack);
+    let fault = Fault { reorder: share(0.2), reorder_hold: Duration::from_millis(5), ..Default::default() };
+    rack.set_fault(Links::between("a", "b"), &fault).unwrap();
+    let count = 1000;
+    let mut numbers = send_numbers(&a, &b, count);
+    let descents = numbers.windows(2).filter(|pair| pair[0] > pair[1]).count();
+    assert!(descents > 10, "{descents} numbers came before a lower one");
+    numbers.sort();
+    assert_eq!(numbers, Vec::from_iter(0..count));
+    let reordered = a_to_b(&rack).reordered;
+    assert!((100..=300).contains(&reordered), "{reordered}");
+}
+
+#[test]
+fn frames_arrive_later_and_in_order() {
+    let rack = up("delay", &["a", "b"]);
+    let (a, b) = acquainted(&rack);
+    rack.set_fault(
+        Links::between("a", "b"),
+        &Fault { delay: Duration::from_millis(30), jitter: Duration::ZERO, ..Default::default() },
+    )
+    .unwrap();
+    let start = Instant::now();
+    a.send_to(b"late", b.local_addr().unwrap()).unwrap();
+    b.recv_from(&mut [0; 16]).unwrap();
+    let late = start.elapsed();
+    assert!(late >= Duration::from_millis(30) && late < Duration::from_millis(300), "{late:?}");
+    let start = Instant::now();
+    b.send_to(b"soon", a.local_addr().unwrap()).unwrap();
+    a.recv_from(&mut [0; 16]).unwrap();
+    assert!(start.elapsed() < Duration::from_millis(30), "the way back has no delay");
+    assert_eq!(send_numbers(&a, &b, 500), Vec::from_iter(0..500));
+    thread::sleep(Duration::from_millis(120));
+    let counts = rack.line_counters().unwrap();
+    assert_eq!((counts.taken, counts.sent, counts.held), (501, 501, 0));
+    // Large frames take the other kind of record.
+    a.send_to(&[7; 1400], b.local_addr().unwrap()).unwrap();
+    let mut buffer = [0; 2048];
+    assert_eq!(b.recv_from(&mut buffer).unwrap().0, 1400);
+    assert!(buffer[..1400].iter().all(|&byte| byte == 7));
+}
+
+#[test]
+fn a_partition_can_be_one_way_and_heals() {
+    let rack = up("cut", &["a", "b", "c"]);
+    let (a, b) = acquainted(&rack);
+    rack.partition_one_way(&["a"], &["b"]).unwrap();
+    assert_eq!(send_numbers(&a, &b, 5), NONE);
+    assert_eq!(send_numbers(&b, &a, 5).len(), 5);
+    assert_eq!(a_to_b(&rack).cut, 5);
+    rack.heal().unwrap();
+    assert_eq!(send_numbers(&a, &b, 5).len(), 5);
+
+    rack.partition(&[&["a", "c"], &["b"]]).unwrap();
+    assert_eq!((send_numbers(&a, &b, 5), send_numbers(&b, &a, 5)), (NONE.to_vec(), NONE.to_vec()));
+    let (host_a, host_b, host_c) = (rack.host("a").unwrap(), rack.host("b").unwrap(), rack.host("c").unwrap());
+    assert!(ping(&host_a, &host_c, 2), "both are on one side");
+    // Address resolution is broadcast, and does not cross either: c and b have not met before.
+    assert!(!ping(&host_c, &host_b, 1));
+    rack.heal().unwrap();
+    assert!(ping(&host_c, &host_b, 2));
+}
+
+#[test]
+fn an_impossible_fault_is_refused() {
+    let rack = up("refuse", &["a", "b"]);
+    let message = |result: Result<(), Error>| result.unwrap_err().to_string();
+    assert!(message(rack.set_fault(Links::from("x"), &Fault::default())).contains("has: a, b"));
+    assert!(message(rack.set_fault(Links::between("a", "a"), &Fault::default())).contains("itself"));
+    assert!(message(rack.partition(&[&["a"], &["a"]])).contains("twice"));
+    assert!(message(rack.partition(&[&["a", "b"]])).contains("two groups"));
+    assert!(message(rack.partition(&[&["a"], &[]])).contains("two groups"));
+    assert!(Probability::new(f64::NAN).is_err());
+}
+
+#[test]
+fn replicas_can_be_behind_a_router() {
+    let text = format!(
+        r#"
+        name = "{}"
+        [[subnet]]
+        name = "front"
+        range = "10.77.0.0/24"
+        [[subnet]]
+        name = "back"
+        range = "10.77.1.0/24"
+        [[host]]
+        name = "a"
+        subnet = "front"
+        [[host]]
+        name = "b"
+        subnet = "back"
+        [[router]]
+        name = "r"
+        link = [{{ subnet = "front" }}, {{ subnet = "back" }}]
+        "#,
+        name("router")
+    );
+    let rack = Rack::up(&text.parse().unwrap()).unwrap();
+    let (a, b) = acquainted(&rack);
+    // Across subnets the switch forwards nothing: it is the router that does.
+    let message = rack.partition(&[&["a"], &["b"]]).unwrap_err().to_string();
+    assert!(message.contains("router"), "{message}");
+    rack.partition(&[&["a"], &["r"]]).unwrap();
+    assert_eq!(send_numbers(&a, &b, 3), NONE);
+    rack.heal().unwrap();
+    assert_eq!(send_numbers(&a, &b, 3).len(), 3);
+    // A broadcast stays in its subnet.
+    let before = rack.status().unwrap().hosts[1].ports[0].counts.tx_frames;
+    a.set_broadcast(true).unwrap();
+    a.send_to(b"all", "10.77.0.255:9").unwrap();
+    assert_eq!(rack.status().unwrap().hosts[1].ports[0].counts.tx_frames, before);
+    assert!(rack.status().unwrap().hosts[2].ports[0].counts.tx_frames > 0);
+}
+
+#[test]
+fn datagrams_carry_complete_checksums() {
+    let rack = up("checksum", &["a", "b"]);
+    let (a, b) = acquainted(&rack);
+    // SAFETY: makes a descriptor and touches no memory of ours.
+    let make = || unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW, 0x0800_u16.to_be().into()) };
+    let tap = rack.host("b").unwrap().enter(make).unwrap();
+    assert!(tap >= 0);
+    // SAFETY: the kernel has just handed the descriptor out, to nobody else.
+    let tap = unsafe { OwnedFd::from_raw_fd(tap) };
+    a.send_to(b"summed", b.local_addr().unwrap()).unwrap();
+    let mut frame = [0; 2048];
+    // SAFETY: the buffer is valid for its length.
+    let length = unsafe { libc::recv(tap.as_raw_fd(), frame.as_mut_ptr().cast(), frame.len(), 0) } as usize;
+    assert_eq!(length, 14 + 20 + 8 + 6);
+    let udp = &frame[34..length];
+    assert_ne!(udp[6..8], [0, 0], "a checksum of 0 is none");
+    // Pseudo header: both addresses, protocol 17, length.
+    let sum = |bytes: &[u8]| -> u32 { bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum() };
+    let total = sum(&frame[26..34]) + 17 + udp.len() as u32 + sum(udp);
+    assert_eq!((total & 0xffff) + (total >> 16), 0xffff);
+}
+
+/// A program that returns a verdict and does nothing else.
+fn constant_program(verdict: i32) -> OwnedFd {
+    const LOAD_R0: u8 = 0xb7;
+    const EXIT: u8 = 0x95;
+    let instruction = |code, imm| libbpf_sys::bpf_insn { code, imm, ..Default::default() };
+    let program = [instruction(LOAD_R0, verdict), instruction(EXIT, 0)];
+    // SAFETY: the strings end with a zero, the instructions are two, and there are no options.
+    let program = unsafe {
+        libbpf_sys::bpf_prog_load(
+            libbpf_sys::BPF_PROG_TYPE_XDP,
+            c"constant".as_ptr(),
+            c"GPL".as_ptr(),
+            program.as_ptr(),
+            2,
+            std::ptr::null_mut(),
+        )
+    };
+    assert!(program >= 0);
+    // SAFETY: the kernel has just handed the descriptor out, to nobody else.
+    unsafe { OwnedFd::from_raw_fd(program) }
+}
+
+#[test]
+fn a_host_attaches_a_native_program_of_its_own() {
+    const XDP_DROP: i32 = 1;
+    const XDP_PASS: i32 = 2;
+    let rack = up("xdp", &["a", "b"]);
+    let (a, b) = acquainted(&rack);
+    let host = rack.host("b").unwrap();
+    let attach = |program: i32, flags: u32| {
+        host.enter(|| {
+            let index = fs::read_to_string(format!("/sys/class/net/{}/ifindex", host.ifname)).unwrap();
+            // SAFETY: takes numbers only; no options.
+            unsafe { libbpf_sys::bpf_xdp_attach(index.trim().parse().unwrap(), program, flags, std::ptr::null()) }
+        })
+        .unwrap()
+    };
+    let native = libbpf_sys::XDP_FLAGS_DRV_MODE | libbpf_sys::XDP_FLAGS_UPDATE_IF_NOEXIST;
+    for (verdict, arriving) in [(XDP_DROP, 0), (XDP_PASS, 5)] {
+        let program = constant_program(verdict);
+        assert_eq!(attach(program.as_raw_fd(), native), 0);
+        assert_eq!(send_numbers(&a, &b, 5).len(), arriving);
+        assert_eq!(attach(-1, libbpf_sys::XDP_FLAGS_DRV_MODE), 0);
+        // The port still takes redirected frames: it does not depend on the program.
+        assert_eq!(send_numbers(&a, &b, 5).len(), 5);
+    }
+}
+
+#[test]
+fn a_host_receives_in_a_pinned_thread() {
+    let mut config = Config::of_hosts(&name("thread1"), &["a", "b"]);
+    config.host[1] = HostConfig { name: "b".into(), threaded: true, cpu: Some(0), ..Default::default() };
+    let rack = Rack::up(&config).unwrap();
+    config.name = name("thread2");
+    let other = Rack::up(&config).unwrap();
+    let thread_of = |rack: &Rack| rack.status().unwrap().hosts[1].ports[0].thread.clone().unwrap();
+    let thread = thread_of(&rack);
+    assert_ne!(thread.pid, thread_of(&other).pid, "both are called napi/b-*");
+    let cpus = |pid: i32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t")).unwrap().to_string()
+    };
+    assert_eq!(cpus(thread.pid), "0");
+    if thread::available_parallelism().unwrap().get() > 1 {
+        assert_eq!(rack.threaded_napi("b", Some(1)).unwrap().pid, thread.pid);
+        assert_eq!(cpus(thread.pid), "1");
+    }
+    let error = rack.threaded_napi("b", Some(1000)).unwrap_err().to_string();
+    assert!(error.contains("processor 1000"), "{error}");
+    let switches = |pid: i32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:\t")).unwrap().parse::<u64>().unwrap()
+    };
+    let before = switches(thread.pid);
+    let (a, b) = acquainted(&rack);
+    assert_eq!(send_numbers(&a, &b, 100).len(), 100);
+    assert!(switches(thread.pid) > before, "the thread has not run");
+}
+
+#[test]
+fn a_command_sees_its_hosts_interfaces_and_the_machines_maps() {
+    let rack = up("sysfs", &["a", "b"]);
+    let host = rack.host("a").unwrap();
+    let output = |program: &str, arguments: &[&str]| {
+        let output = host.command(program).unwrap().args(arguments).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(output("ls", &["/sys/class/net"]), "a\nlo\n");
+    assert_eq!(output("cat", &["/sys/class/net/a/address"]).trim(), host.mac.to_string());
+    assert!(output("ls", &["/sys/fs/bpf/underpass-rack"]).contains(rack.name()));
+    assert!(!Path::new("/sys/class/net/a").exists(), "the machine's own /sys has not changed");
+    let panic = std::panic::catch_unwind(|| host.enter(|| panic!("passed on")));
+    assert_eq!(panic.unwrap_err().downcast_ref(), Some(&"passed on"));
+}
+
+#[test]
+fn processes_end_with_their_rack() {
+    let rack = up("process", &["a", "b"]);
+    let host = rack.host("a").unwrap();
+    let mut polite = host.command("sleep").unwrap().arg("1000").spawn().unwrap();
+    // Ignores the request to end, and starts another process as soon as its present one has ended.
+    let mut stubborn =
+        host.command("sh").unwrap().args(["-c", "trap : TERM; while :; do sleep 4321.25; done"]).spawn().unwrap();
+    // A thread of this process that is on a host must not cost the process its life.
+    let (stay, stays) = std::sync::mpsc::channel::<()>();
+    thread::spawn(move || host.enter(move || stays.recv()));
+    thread::sleep(Duration::from_millis(100));
+    let processes = &rack.status().unwrap().hosts[0].processes;
+    assert!(processes.iter().any(|process| process.command == "sleep 1000"), "{processes:?}");
+    let name = rack.name().to_string();
+    rack.down().unwrap();
+    assert!(!polite.wait().unwrap().success());
+    assert!(!stubborn.wait().unwrap().success());
+    drop(stay);
+    let lines = fs::read_dir("/proc").unwrap().filter_map(|entry| fs::read(entry.ok()?.path().join("cmdline")).ok());
+    assert_eq!(lines.filter(|line| line == b"sleep\x004321.25\0").count(), 0);
+    assert_nothing_left(&name);
+}
+
+#[test]
+fn down_works_twice_and_on_nothing() {
+    let rack = up("down", &["a"]);
+    let name = rack.name().to_string();
+    assert!(down(&name).unwrap());
+    assert!(!down(&name).unwrap());
+    assert_nothing_left(&name);
+    // Its owner only finds that there is nothing left to do.
+    rack.down().unwrap();
+    assert!(matches!(Rack::open(&name), Err(Error::NoRack { .. })));
+    assert!(matches!(down("../etc"), Err(Error::Config(_))));
+}
+
+#[test]
+fn down_removes_what_a_crash_left() {
+    let name = name("crash");
+    let refused = || matches!(Rack::up(&Config::of_hosts(&name, &["a"])), Err(Error::Exists { .. }));
+    let ip = |arguments: &str| assert!(Command::new("ip").args(arguments.split(' ')).status().unwrap().success());
+    // In the middle of making namespaces, and one file that is not mounted yet.
+    let namespaces = || {
+        ip(&format!("netns add underpass.{name}"));
+        ip(&format!("netns add underpass.{name}.a"));
+        fs::write(format!("/run/netns/underpass.{name}.b"), "").unwrap();
+    };
+    // In the middle of making links.
+    let links = || {
+        namespaces();
+        ip(&format!("-n underpass.{name} link add name a index 2 type veth peer name a netns underpass.{name}.a"));
+    };
+    // A state file cut short.
+    let state = || fs::write(format!("/run/underpass/racks/{name}.json"), "{ \"topo").unwrap();
+    // Only maps.
+    let pins = || fs::create_dir_all(format!("/sys/fs/bpf/underpass-rack/{name}")).unwrap();
+    let crashes: [&dyn Fn(); 4] = [&namespaces, &links, &state, &pins];
+    for crash in crashes {
+        crash();
+        assert!(refused());
+        assert!(Rack::list().contains(&name));
+        assert!(down(&name).unwrap());
+        assert_nothing_left(&name);
+    }
+}
+
+#[test]
+fn a_rack_that_does_not_start_leaves_nothing() {
+    let name = name("fail");
+    // Late: everything but the delay line is there.
+    let error = Rack::up_detached(&Config::of_hosts(&name, &["a", "b"]), Command::new("false")).unwrap_err();
+    assert!(error.to_string().contains("delay line"), "{error}");
+    assert_nothing_left(&name);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "echo no such thing >&2"]);
+    let error = Rack::up_detached(&Config::of_hosts(&name, &["a", "b"]), shell).unwrap_err();
+    assert!(error.to_string().contains("no such thing"), "{error}");
+    assert_nothing_left(&name);
+    // Last: a processor that does not exist.
+    let mut config = Config::of_hosts(&name, &["a"]);
+    config.host[0].threaded = true;
+    config.host[0].cpu = Some(1000);
+    let error = Rack::up(&config).unwrap_err();
+    assert!(error.to_string().contains("processor 1000"), "{error}");
+    assert_nothing_left(&name);
+}
+
+#[test]
+fn a_rack_started_by_command_outlives_it_and_its_daemon_can_die() {
+    let name = name("command");
+    underpass_up(&name);
+    let rack = Rack::open(&name).unwrap();
+    let (a, b) = acquainted(&rack);
+    // Dropping one that was opened ends nothing.
+    drop(rack);
+
+    let (success, text) = underpass(&["exec", &name, "a", "--", "sh", "-c", "ls /sys/class/net; exit 3"]);
+    assert!(!success && text == "a\nlo\n", "{text}");
+    let (success, text) = underpass(&["exec", &name, "x", "--", "true"]);
+    assert!(!success && text.contains("it has: a, b"), "{text}");
+
+    let set = ["fault", &name, "set", "--from", "a", "--to", "b"];
+    let (success, text) = underpass(&[&set[..], &["--loss", "100%", "--delay", "200us"]].concat());
+    assert!(success && text.contains("a -> b  loss 100%, delay 200us") && !text.contains("b -> a"), "{text}");
+    assert_eq!(send_numbers(&a, &b, 5), NONE);
+    // What is not named stays.
+    let (success, text) = underpass(&[&set[..], &["--loss", "0", "--duplicate", "1"]].concat());
+    assert!(success && text.contains("a -> b  duplicate 100%, delay 200us"), "{text}");
+    assert_eq!(send_numbers(&a, &b, 5).len(), 10);
+    assert!(underpass(&["fault", &name, "clear"]).0);
+    assert!(underpass(&["fault", &name, "partition", "a", "/", "b"]).0);
+    assert_eq!(send_numbers(&a, &b, 5), NONE);
+    assert!(underpass(&["fault", &name, "heal"]).0);
+    let (success, text) = underpass(&["fault", &name, "set"]);
+    assert!(!success && text.contains("--loss"), "{text}");
+    let (success, text) = underpass(&["fault", &name, "set", "--loss", "2"]);
+    assert!(!success && text.contains("is not a probability"), "{text}");
+    let (success, text) = underpass(&["fault", &name, "show"]);
+    assert!(success && text.contains("a -> b  none"), "{text}");
+
+    let status: serde_json::Value = serde_json::from_str(&underpass(&["status", &name, "--json"]).1).unwrap();
+    let daemon = status["delay_line"]["process"]["pid"].as_i64().unwrap();
+    assert_eq!(status["hosts"][0]["ports"][0]["address"], "10.77.0.1");
+    assert!(Command::new("kill").args(["-9", &daemon.to_string()]).status().unwrap().success());
+    thread::sleep(Duration::from_millis(2100));
+    let (success, text) = underpass(&["status", &name]);
+    assert!(success && text.contains("NOT RUNNING"), "{text}");
+    let (success, text) = underpass(&["fault", &name, "set", "--delay", "1ms"]);
+    assert!(!success && text.contains("delay line"), "{text}");
+    assert!(underpass(&["fault", &name, "set", "--loss", "50%"]).0);
+
+    let (success, text) = underpass(&["down", &name]);
+    assert!(success && text.contains("is down"), "{text}");
+    assert_nothing_left(&name);
+    let (success, text) = underpass(&["down", &name]);
+    assert!(success && text.contains("was not up"), "{text}");
+    let (success, text) = underpass(&["status", &name]);
+    assert!(!success && text.contains("there is no rack"), "{text}");
 }
