@@ -57,7 +57,7 @@ use crate::wire::{
 pub struct Settings {
     /// This life of the replica: never 0, never used before.
     pub incarnation: u64,
-    /// Memory for keys, values, versions and their table, in bytes. The session table is extra: 64 bytes for each session.
+    /// Memory for keys, values, versions and their table, in bytes. The session table is extra: 48 bytes for each session.
     pub budget_bytes: u64,
     /// Independently locked parts of the store: a power of two up to 512.
     pub key_shards: usize,
@@ -201,7 +201,7 @@ impl Count {
             (Self::InstallRefused, "install_refused"),
             (Self::Heartbeat, "heartbeat"),
         ];
-        let name = |reason: &Reason| format!("{reason:?}").to_lowercase();
+        let name = |reason: &Reason| snake_case(&format!("{reason:?}"));
         plain
             .into_iter()
             .map(|(count, name)| (count, name.to_owned()))
@@ -211,6 +211,18 @@ impl Count {
             .chain(Reason::ALL.iter().map(move |r| (Self::ControlReject(*r), format!("control_reject_{}", name(r)))))
             .chain(Drop::ALL.into_iter().map(|(reason, name)| (Self::Drop(reason), format!("drop_{name}"))))
     }
+}
+
+/// `DirtyFull` as `dirty_full`.
+fn snake_case(name: &str) -> String {
+    let mut snake = String::new();
+    for letter in name.chars() {
+        if letter.is_uppercase() && !snake.is_empty() {
+            snake.push('_');
+        }
+        snake.extend(letter.to_lowercase());
+    }
+    snake
 }
 
 /// What to do with a datagram that was handled.

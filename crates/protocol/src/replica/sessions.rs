@@ -2,6 +2,7 @@
 
 use std::{
     cmp::Ordering,
+    mem,
     sync::{Mutex, MutexGuard},
 };
 
@@ -28,6 +29,9 @@ impl SessionRecord {
         (session.generation(), request).cmp(&(self.session.generation(), self.request))
     }
 }
+
+// What `Settings::budget_bytes` says about the table.
+const _: () = assert!(mem::size_of::<Mutex<SessionRecord>>() == 48);
 
 pub(super) struct SessionTable {
     records: Box<[Mutex<SessionRecord>]>,

@@ -555,6 +555,7 @@ fn every_count_has_a_place_and_a_name_of_its_own() {
     names.dedup();
     assert_eq!((places.len(), names.len()), (all.len(), all.len()));
     assert!(places.iter().all(|&place| place < Count::LEN));
+    assert!(names.contains(&"write_reject_store_full".to_owned()), "{names:?}");
 }
 
 /// What a store of one key after the other should do, as plainly as it can be said.
@@ -787,5 +788,61 @@ proptest! {
         }
         let written = matches!(counted(&actions), Count::Write(_));
         prop_assert!(written || replica.dump() == before, "{:?}", actions);
+    }
+}
+
+/// Each published behaviour breaks what the rule in its place keeps.
+#[cfg(feature = "published")]
+mod published {
+    use super::*;
+
+    fn started(published: Published) -> Replica {
+        let replica = Replica::new(Settings { published, ..Settings::simulated(42, 1 << 20) });
+        let request = Install { index: 1, configuration: configuration(EPOCH, 42), sessions: 64, clean_epoch: 0 };
+        assert_eq!(install(&replica, &request).epoch, EPOCH);
+        replica
+    }
+
+    /// Holes 3 and 4.
+    #[test]
+    fn a_read_without_its_bound_sees_a_pending_write() {
+        for (ignore_bound, seen) in [(false, "old"), (true, "pending")] {
+            let replica = started(Published { ignore_bound, ..Published::default() });
+            Write::new(Kind::Put, "k", "old", 1).outcome(&replica);
+            Write::new(Kind::Put, "k", "pending", 2).outcome(&replica);
+            let (data, _) = read(&replica, "k", BASE + 1, 1000).expect("an item");
+            assert_eq!(data, seen.as_bytes());
+        }
+    }
+
+    /// Hole 7.
+    #[test]
+    fn a_retried_write_brings_the_old_value_back() {
+        for (forget_sessions, seen) in [(false, "new"), (true, "old")] {
+            let replica = started(Published { forget_sessions, ..Published::default() });
+            let mut write = Write::new(Kind::Put, "k", "old", 1);
+            write.to(&replica);
+            let mut newer = Write::new(Kind::Put, "k", "new", 2);
+            newer.index = 2;
+            newer.to(&replica);
+            // The coordinator of such a protocol orders the retry anew.
+            write.seq = BASE + 3;
+            write.to(&replica);
+            assert_eq!(get(&replica, "k").as_deref(), Some(seen));
+        }
+    }
+
+    /// Hole 13.
+    #[test]
+    fn a_loser_that_was_not_kept_is_missed_by_a_read_with_its_bound() {
+        for (ignore_loser, seen) in [(false, Some("loser")), (true, None)] {
+            let replica = started(Published { ignore_loser, ..Published::default() });
+            Write::new(Kind::Put, "k", "winner", 2).outcome(&replica);
+            let mut loser = Write::new(Kind::Put, "k", "loser", 1);
+            loser.index = 2;
+            assert_eq!(loser.outcome(&replica).0, Status::Ok);
+            let data = read(&replica, "k", BASE + 1, 1000).map(|(data, _)| data);
+            assert_eq!(data.as_deref(), seen.map(str::as_bytes));
+        }
     }
 }
