@@ -336,6 +336,7 @@ impl Loop {
             let left = is_adopted(shard.id);
             let mut record = if left.is_some() { before } else { before.next_epoch()? };
             record.generations = reserved;
+            record.served |= config.assume_installed;
             authority.store(record.clone())?;
             let mut members = Members::new(shard, datapath.listen(), datapath.session_count(), &record, now_ms);
             let mut floor = datapath.clock(shard.id)?.max(u64::from(record.epoch) << UP_EPOCH_SHIFT);
@@ -494,11 +495,20 @@ impl Loop {
                 let record = self.authority.load(shard).cloned().expect("stored at the start");
                 let configuration = Some(self.shards[at].members.configuration());
                 self.authority.store(Record { configuration, ..record })?;
-                self.shards[at].members.install(now_ms());
+                let event = self.shards[at].members.install(now_ms());
                 self.send_installs(at, now_ms());
+                self.act_on(at, event)
+            }
+            Event::TookPart => {
+                // On record before the first write can be ordered.
+                let shard = self.shards[at].members.shard();
+                let record = self.authority.load(shard).cloned().expect("stored at the start");
+                self.authority.store(Record { served: true, ..record })?;
+                self.configure(at)?;
+                info!("shard {shard} serves in epoch {}", self.shards[at].members.epoch());
                 Ok(())
             }
-            Event::TookPart | Event::Changed => self.configure(at),
+            Event::Changed => self.configure(at),
         }
     }
 
@@ -697,6 +707,11 @@ impl Loop {
                 };
                 self.act_on(at, event)?;
             }
+            Op::ControlReject => {
+                let Some(at) = self.shard_index(header.shard) else { return Ok(()) };
+                let event = self.shards[at].members.rejected(from, &header);
+                self.act_on(at, event)?;
+            }
             // Nothing else is for an agent.
             _ => {}
         }
@@ -873,7 +888,7 @@ impl Loop {
                 self.send_heartbeats(at, now_ms);
             }
             let record = self.authority.load(shard).cloned().expect("stored at the start");
-            self.authority.store(Record { clean_epoch: record.epoch, time_ms, ..record })?;
+            self.authority.store(record.ended_clean(time_ms))?;
             info!("shard {shard}: epoch {} ended clean", self.shards[at].members.epoch());
         }
         self.datapath.stop()?;

@@ -22,7 +22,11 @@ pub struct Record {
     pub shard: u32,
     /// The epoch taken last.
     pub epoch: u32,
-    /// The latest epoch that ended with every write resolved; 0: none.
+    /// Whether the shard served in `epoch`: writes may have been ordered in it.
+    pub served: bool,
+    /// Replicas that hold the data of any epoch from here to `clean_epoch` hold the same; 0: none do.
+    pub clean_from: u32,
+    /// The latest epoch that ended with every write resolved, or began after such a one and never served; 0: none.
     pub clean_epoch: u32,
     /// Session generations of `epoch` with a counter below this may have been issued.
     pub generations: u32,
@@ -35,7 +39,16 @@ pub struct Record {
 impl Record {
     /// Of a shard never served before.
     pub fn new(shard: u32) -> Self {
-        Self { shard, epoch: 0, clean_epoch: 0, generations: 0, time_ms: 0, configuration: None }
+        Self {
+            shard,
+            epoch: 0,
+            served: false,
+            clean_from: 0,
+            clean_epoch: 0,
+            generations: 0,
+            time_ms: 0,
+            configuration: None,
+        }
     }
 
     /// The record of the next epoch: its number, with nothing issued yet.
@@ -49,12 +62,23 @@ impl Record {
             "shard {}: all {UP_EPOCH_MAX} epochs are used up; move its data to a shard with a new id",
             self.shard
         );
-        Ok(Self { epoch, generations: 0, ..self.clone() })
+        let mut next = Self { epoch, served: false, generations: 0, ..self.clone() };
+        if !self.served && self.clean_epoch != 0 && self.clean_epoch + 1 == self.epoch {
+            // Replicas that took part in an epoch that never served hold what the one before it left.
+            next.clean_epoch = self.epoch;
+        }
+        Ok(next)
+    }
+
+    /// The record after this epoch ended with every write resolved.
+    pub fn ended_clean(&self, time_ms: u64) -> Self {
+        Self { clean_from: self.epoch, clean_epoch: self.epoch, time_ms, ..self.clone() }
     }
 
     fn validate(&self) -> Result<()> {
         ensure!(self.epoch > 0 && self.epoch < UP_EPOCH_MAX, "shard {}: epoch {}", self.shard, self.epoch);
         ensure!(self.clean_epoch <= self.epoch, "shard {}: clean epoch above the epoch", self.shard);
+        ensure!(self.clean_from <= self.clean_epoch, "shard {}: clean epochs end before they begin", self.shard);
         if let Some(configuration) = &self.configuration {
             configuration.validate().map_err(anyhow::Error::msg)?;
             ensure!(configuration.shard == self.shard, "shard {}: another shard's configuration", self.shard);
@@ -286,6 +310,7 @@ mod tests {
             ("\"epoch\": 1,", "\"epoch\": 0,", "epoch 0"),
             ("\"epoch\": 1,", "\"epoch\": 8388607,", "epoch 8388607"),
             ("\"clean_epoch\": 0", "\"clean_epoch\": 2", "clean epoch"),
+            ("\"clean_from\": 0", "\"clean_from\": 1", "end before they begin"),
             ("\"time_ms\"", "\"time\"", "unknown field"),
         ] {
             assert!(good.contains(from), "{good}");
@@ -316,5 +341,24 @@ mod tests {
         assert_eq!((second.epoch, second.generations), (2, 0));
         let last = Record { epoch: UP_EPOCH_MAX - 1, ..second };
         assert!(last.next_epoch().is_err());
+    }
+
+    #[test]
+    fn epochs_that_never_served_are_as_clean_as_the_one_before() {
+        let served = |record: Record| Record { served: true, ..record };
+        let clean = |record: &Record| (record.clean_from, record.clean_epoch);
+        let first = served(Record::new(0).next_epoch().unwrap()).ended_clean(5);
+        assert_eq!(clean(&first), (1, 1));
+        let second = first.next_epoch().unwrap();
+        assert_eq!(clean(&second), (1, 1), "it may serve");
+        let third = second.next_epoch().unwrap();
+        assert_eq!(clean(&third), (1, 2), "the second never did");
+        let fourth = served(third).next_epoch().unwrap();
+        assert_eq!(clean(&fourth), (1, 2), "the third served and did not end clean");
+        let fifth = fourth.next_epoch().unwrap();
+        assert_eq!(clean(&fifth), (1, 2), "what comes after does not heal it");
+        assert_eq!(clean(&served(fifth).ended_clean(6)), (5, 5));
+        let never = Record::new(0).next_epoch().unwrap().next_epoch().unwrap();
+        assert_eq!(clean(&never), (0, 0));
     }
 }

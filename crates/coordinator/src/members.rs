@@ -6,7 +6,7 @@ use tracing::{error, info, warn};
 use underpass_abi::abi::{up_config, up_member};
 use underpass_protocol::{
     control::{self, Configuration, Heartbeat, HeartbeatAck, Install, Installed, MemberInfo},
-    wire::{Endpoint, Header, Op},
+    wire::{Endpoint, Header, Op, Reason},
 };
 
 use crate::{authority::Record, config::Shard};
@@ -67,6 +67,8 @@ pub struct Member {
     pub trouble: String,
     /// It answered in this round of asking.
     answered: bool,
+    /// The epoch that it took part in last, by its latest answer.
+    epoch: u32,
     send_ms: u64,
     retry_ms: u64,
 }
@@ -75,7 +77,8 @@ pub struct Member {
 pub struct Members {
     shard: u32,
     epoch: u32,
-    clean_epoch: u32,
+    /// Epochs whose data are the same.
+    clean: std::ops::RangeInclusive<u32>,
     coordinator: Endpoint,
     sessions: u32,
     /// The configuration of the epoch before: it tells which lives of the replicas hold its data.
@@ -104,20 +107,22 @@ impl Members {
             items: 0,
             trouble: "has not answered yet".to_owned(),
             answered: false,
+            epoch: 0,
             send_ms: now_ms,
             retry_ms: RETRY_MIN_MS,
         };
         Self {
             shard: shard.id,
             epoch: record.epoch,
-            clean_epoch: record.clean_epoch,
+            clean: record.clean_from..=record.clean_epoch,
             coordinator,
             sessions,
             before: record.configuration.clone(),
             members: shard.members.iter().map(member).collect(),
             phase: Phase::Asking,
             store_full: false,
-            request: 0,
+            // An answer to another epoch's question is none to this one's.
+            request: u64::from(record.epoch) << 32,
             say_ms: now_ms + SAY_MS,
             said: String::new(),
         }
@@ -215,13 +220,25 @@ impl Members {
         config
     }
 
-    /// The configuration is on record: have the members take part.
-    pub fn install(&mut self, now_ms: u64) {
+    /// The configuration is on record: have the members take part. Tells if all do already.
+    pub fn install(&mut self, now_ms: u64) -> Event {
         assert_eq!(self.phase, Phase::Asking, "members are asked before they are installed");
         self.phase = Phase::Installing;
         for member in &mut self.members {
             (member.send_ms, member.retry_ms) = (now_ms, RETRY_MIN_MS);
         }
+        self.check_installed(now_ms)
+    }
+
+    fn check_installed(&mut self, now_ms: u64) -> Event {
+        if !self.members.iter().all(|member| member.installed) {
+            return Event::None;
+        }
+        for member in &mut self.members {
+            (member.serving, member.heard_ms) = (true, Some(now_ms));
+        }
+        self.phase = Phase::Serving;
+        Event::TookPart
     }
 
     /// INSTALL messages that are due; every few seconds says what is waited for.
@@ -244,8 +261,10 @@ impl Members {
             if asking {
                 configuration.members[index].incarnation = 0;
             }
-            let install =
-                Install { index: index as u8, configuration, sessions: self.sessions, clean_epoch: self.clean_epoch };
+            // Each is told that the epoch of its own data ended clean, if it did.
+            let held = self.members[index].epoch;
+            let clean_epoch = if self.clean.contains(&held) { held } else { *self.clean.end() };
+            let install = Install { index: index as u8, configuration, sessions: self.sessions, clean_epoch };
             out.push((self.members[index].endpoint, control::emit(self.header(Op::Install), &install)));
         }
         if now_ms >= self.say_ms {
@@ -268,47 +287,35 @@ impl Members {
     /// An answer to INSTALL.
     pub fn installed(&mut self, from: Endpoint, header: &Header, answer: &Installed, now_ms: u64) -> Event {
         let Some(index) = self.member_at(from) else { return Event::None };
-        if header.epoch != self.epoch || self.phase == Phase::Serving {
+        if header.request >> 32 != u64::from(self.epoch) || self.phase == Phase::Serving {
             return Event::None;
         }
         let (shard, epoch) = (self.shard, self.epoch);
         let member = &mut self.members[index];
         member.heard_ms = Some(now_ms);
-        member.items = answer.items;
+        (member.items, member.epoch) = (answer.items, header.epoch);
         if !answer.refusal.is_empty() {
             if member.trouble != answer.refusal {
                 error!("shard {shard}: replica {index} ({from}) does not take part: {}", answer.refusal);
             }
             // Asked again at leisure: somebody may do what it says.
-            (member.trouble, member.answered, member.incarnation) = (answer.refusal.clone(), false, 0);
+            (member.trouble, member.answered) = (answer.refusal.clone(), false);
             (member.send_ms, member.retry_ms) = (now_ms + RETRY_MAX_MS, RETRY_MAX_MS);
             self.phase = Phase::Asking;
             return Event::None;
         }
-        if answer.epoch == epoch && answer.incarnation == member.incarnation && answer.incarnation != 0 {
-            (member.installed, member.answered) = (true, true);
-            member.trouble.clear();
-        } else if answer.epoch == epoch {
-            // A late copy from a life that is over, or from one that is asked about just now.
-            return Event::None;
-        } else if member.incarnation != answer.incarnation || !member.answered {
-            if member.incarnation != 0 && member.incarnation != answer.incarnation {
-                warn!("shard {shard}: replica {index} ({from}) was restarted while the shard was starting");
-                self.phase = Phase::Asking;
-            }
-            (member.incarnation, member.answered, member.installed) = (answer.incarnation, true, false);
-            member.trouble = "has not taken part yet".to_owned();
+        let other_life = member.incarnation != 0 && member.incarnation != answer.incarnation;
+        (member.incarnation, member.answered) = (answer.incarnation, true);
+        // Only a life that a recorded configuration named takes part in this epoch.
+        member.installed = answer.epoch == epoch;
+        member.trouble = if member.installed { String::new() } else { "has not taken part yet".to_owned() };
+        if other_life {
+            warn!("shard {shard}: replica {index} ({from}) was restarted while the shard was starting");
+            self.phase = Phase::Asking;
         }
         match self.phase {
             Phase::Asking if self.members.iter().all(|member| member.answered) => self.check(now_ms),
-            Phase::Installing if self.members.iter().all(|member| member.installed) => {
-                for member in &mut self.members {
-                    (member.serving, member.heard_ms) = (true, Some(now_ms));
-                }
-                self.phase = Phase::Serving;
-                info!("shard {shard} serves in epoch {epoch}");
-                Event::TookPart
-            }
+            Phase::Installing => self.check_installed(now_ms),
             _ => Event::None,
         }
     }
@@ -329,14 +336,14 @@ impl Members {
             let says = format!(
                 "replica {newcomer} ({}) was restarted or is new, and does not have what replica {holder} ({}) holds ({} \
                  items of epoch {}). A replica cannot be filled from the others yet: restart them all to begin empty",
-                new.endpoint, holds.endpoint, holds.items, self.clean_epoch
+                new.endpoint, holds.endpoint, holds.items, holds.epoch
             );
             if self.said != says {
                 error!("shard {} does not serve: {says}", self.shard);
             }
             self.said = says;
             for member in &mut self.members {
-                (member.answered, member.incarnation) = (false, 0);
+                member.answered = false;
                 (member.send_ms, member.retry_ms) = (now_ms + RETRY_MAX_MS, RETRY_MAX_MS);
             }
             return Event::None;
@@ -360,19 +367,11 @@ impl Members {
         if header.epoch != self.epoch || self.phase != Phase::Serving {
             return Event::None;
         }
+        if ack.incarnation != self.members[index].incarnation {
+            return self.restarted(index);
+        }
         let shard = self.shard;
         let member = &mut self.members[index];
-        if ack.incarnation != member.incarnation {
-            let says = "was restarted and lost its data: it gets no reads, and no write is acknowledged any more. A replica \
-                        cannot be filled from the others yet: stop the coordinator, restart every replica, begin empty";
-            if member.trouble != says {
-                error!("shard {shard}: replica {index} ({from}) {says}");
-            }
-            member.trouble = says.to_owned();
-            let changed = member.serving;
-            member.serving = false;
-            return if changed { Event::Changed } else { Event::None };
-        }
         member.heard_ms = Some(now_ms);
         (member.used_bytes, member.budget_bytes, member.items) = (ack.used_bytes, ack.budget_bytes, ack.items);
         let mut changed = false;
@@ -395,6 +394,28 @@ impl Members {
             }
         }
         if changed { Event::Changed } else { Event::None }
+    }
+
+    /// A CONTROL_REJECT. A member that refuses a heartbeat because it is in no or another epoch is another life of itself.
+    pub fn rejected(&mut self, from: Endpoint, header: &Header) -> Event {
+        let Some(index) = self.member_at(from) else { return Event::None };
+        let is_about_epoch = Reason::from_wire(header.status) == Some(Reason::Epoch) && header.epoch != self.epoch;
+        if !is_about_epoch || header.request >> 32 != u64::from(self.epoch) || self.phase != Phase::Serving {
+            return Event::None;
+        }
+        self.restarted(index)
+    }
+
+    /// A member lost what it held: no reads for it, for good.
+    fn restarted(&mut self, index: usize) -> Event {
+        let member = &mut self.members[index];
+        let says = "was restarted and lost its data: it gets no reads, and no write is acknowledged any more. A replica \
+                    cannot be filled from the others yet: stop the coordinator, restart every replica, begin empty";
+        if member.trouble != says {
+            error!("shard {}: replica {index} ({}) {says}", self.shard, member.endpoint);
+            member.trouble = says.to_owned();
+        }
+        if std::mem::take(&mut member.serving) { Event::Changed } else { Event::None }
     }
 
     /// Takes reads away from members that are silent.
@@ -449,6 +470,7 @@ mod tests {
     }
 
     /// A replica: answers INSTALL as protocol.md, section 10, says.
+    #[derive(Clone)]
     struct Replica {
         incarnation: u64,
         items: u64,
@@ -461,22 +483,32 @@ mod tests {
             Self { incarnation, items, epoch: 0, refusal: "" }
         }
 
+        /// With what epoch 1 left.
+        fn holding(incarnation: u64) -> Self {
+            Self { epoch: 1, ..Self::new(incarnation, 1000) }
+        }
+
         fn answer(&mut self, datagram: &[u8]) -> (Header, Installed) {
             let packet = Packet::parse(datagram).unwrap();
             let install: Install = control::parse(&packet).unwrap();
             install.configuration.validate().unwrap();
             let named = install.configuration.members[usize::from(install.index)].incarnation;
+            if self.items > 0 && self.epoch != install.configuration.epoch && named == self.incarnation {
+                assert_eq!(install.clean_epoch, self.epoch, "it would refuse");
+            }
             if named == self.incarnation && self.refusal.is_empty() {
                 self.epoch = install.configuration.epoch;
             }
             let took_part = named == self.incarnation && self.refusal.is_empty();
             let answer = Installed {
                 incarnation: self.incarnation,
-                epoch: if took_part { self.epoch } else { 0 },
+                epoch: if took_part || self.epoch == install.configuration.epoch { self.epoch } else { 0 },
                 refusal: self.refusal.to_owned(),
                 items: self.items,
             };
-            (packet.header, answer)
+            let mut header = packet.header;
+            header.epoch = self.epoch;
+            (header, answer)
         }
     }
 
@@ -552,8 +584,9 @@ mod tests {
         let answer = Installed { incarnation: 5, epoch: 0, refusal: String::new(), items: 0 };
         assert_eq!(members.installed(at(77), &header, &answer, 1), Event::None, "not a member's address");
         let mut old = header;
-        old.epoch = 7;
-        assert_eq!(members.installed(at(3), &old, &answer, 1), Event::None, "another epoch's answer");
+        old.request = 7 << 32;
+        assert_eq!(members.installed(at(3), &old, &answer, 1), Event::None, "an answer to another epoch's question");
+        assert_eq!(members.members()[1].incarnation, 0);
         // Its operator did what it said.
         replicas[1] = Replica::new(13, 0);
         assert!(round(&mut members, &mut replicas, 500).is_empty(), "asked again at leisure");
@@ -563,22 +596,61 @@ mod tests {
     fn clean() -> Record {
         let mut ended = members(&first());
         (ended.members[0].incarnation, ended.members[1].incarnation) = (11, 12);
-        Record { epoch: 2, clean_epoch: 1, configuration: Some(ended.configuration()), ..Record::new(0) }
+        Record { configuration: Some(ended.configuration()), ..first().ended_clean(0) }.next_epoch().unwrap()
     }
 
     #[test]
     fn data_of_a_clean_epoch_is_kept_if_everybody_has_it() {
         let mut members = members(&clean());
-        let mut replicas = [Replica::new(11, 1000), Replica::new(12, 1000)];
+        let mut replicas = [Replica::holding(11), Replica::holding(12)];
         assert_eq!(round(&mut members, &mut replicas, 0), [Event::Known]);
         members.install(1);
         assert_eq!(round(&mut members, &mut replicas, 1), [Event::TookPart]);
     }
 
     #[test]
+    fn an_epoch_that_not_all_took_part_in_loses_nothing() {
+        let mut members = members(&clean());
+        let mut replicas = [Replica::holding(11), Replica::holding(12)];
+        round(&mut members, &mut replicas, 0);
+        let configuration = Some(members.configuration());
+        members.install(1);
+        // The first takes part in epoch 2, then the agent dies.
+        let (_, datagram) = members.tick(1).swap_remove(0);
+        replicas[0].answer(&datagram);
+        assert_eq!([replicas[0].epoch, replicas[1].epoch], [2, 1]);
+        let record = Record { configuration, ..clean() }.next_epoch().unwrap();
+        assert_eq!((record.epoch, record.clean_from, record.clean_epoch), (3, 1, 2));
+        let mut members = self::members(&record);
+        assert_eq!(round(&mut members, &mut replicas, 0), [Event::Known]);
+        members.install(1);
+        assert_eq!(round(&mut members, &mut replicas, 1), [Event::TookPart]);
+    }
+
+    #[test]
+    fn a_late_answer_of_a_life_that_is_over_is_outlived() {
+        let mut members = members(&first());
+        let mut replicas = [Replica::new(11, 0), Replica::new(12, 0)];
+        let late = Replica::new(9, 0).answer(&members.tick(0)[1].1);
+        round(&mut members, &mut replicas, 100);
+        members.install(100);
+        let datagram = members.tick(100).swap_remove(1).1;
+        let (header, answer) = replicas[1].answer(&datagram);
+        members.installed(at(3), &header, &answer, 100);
+        assert_eq!(members.installed(at(3), &late.0, &late.1, 101), Event::Known, "believed for the moment");
+        members.install(101);
+        for now_ms in (110..).step_by(10).take(20) {
+            if round(&mut members, &mut replicas, now_ms).contains(&Event::Known) {
+                members.install(now_ms);
+            }
+        }
+        assert_eq!((members.phase(), members.members()[1].incarnation), (Phase::Serving, 12));
+    }
+
+    #[test]
     fn an_empty_replica_does_not_join_full_ones() {
         let mut one_restarted = members(&clean());
-        let mut replicas = [Replica::new(11, 1000), Replica::new(44, 0)];
+        let mut replicas = [Replica::holding(11), Replica::new(44, 0)];
         assert!(round(&mut one_restarted, &mut replicas, 0).is_empty());
         assert!(one_restarted.said.contains("replica 1 (10.0.0.3:5550) was restarted"), "{}", one_restarted.said);
         // The operator gives the data up.
@@ -617,6 +689,12 @@ mod tests {
         assert_eq!(members.config(0, u64::MAX, &[]).serving, 3);
         assert_eq!(members.heartbeat_ack(at(3), &header, &ack(99, 0), 1300), Event::Changed, "at once");
         assert_eq!(members.config(0, u64::MAX, &[]).serving, 1);
+        // It may know of no epoch at all by now.
+        let mut header = members.header(Op::ControlReject);
+        (header.status, header.epoch) = (Reason::Epoch.to_wire(), 0);
+        assert_eq!(members.rejected(at(9), &header), Event::None, "not a member");
+        assert_eq!(members.rejected(at(2), &header), Event::Changed);
+        assert_eq!(members.config(0, u64::MAX, &[]).serving, 0);
     }
 
     #[test]
