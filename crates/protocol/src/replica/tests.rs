@@ -797,7 +797,8 @@ mod published {
     use super::*;
 
     fn started(published: Published) -> Replica {
-        let replica = Replica::new(Settings { published, ..Settings::simulated(42, 1 << 20) });
+        let mut replica = Replica::new(Settings::simulated(42, 1 << 20));
+        replica.published = published;
         let request = Install { index: 1, configuration: configuration(EPOCH, 42), sessions: 64, clean_epoch: 0 };
         assert_eq!(install(&replica, &request).epoch, EPOCH);
         replica
