@@ -1,33 +1,28 @@
 //! An agent with the socket data path on loopback, raw sockets as clients, and replicas that do as little as a replica may:
 //! they take part, acknowledge writes, and answer every read with the bound that it carried.
 
+mod common;
+
 use std::{
-    net::{SocketAddr, SocketAddrV4, UdpSocket},
+    net::{SocketAddr, SocketAddrV4},
     path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     thread::JoinHandle,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
+use common::{Client, Session, WAIT, bind, is_rejected, until};
 use underpass_coordinator::{
     agent::{Agent, AgentHandle},
     config::{Config, Shard},
 };
 use underpass_protocol::{
-    control::{self, Closed, HeartbeatAck, Install, Installed, OPEN_PADDING, Open, Opened},
-    wire::{Endpoint, Header, Kind, Op, Packet, Reason, SessionId, Status},
+    control::{self, HeartbeatAck, Install, Installed, OPEN_PADDING, Open},
+    wire::{Endpoint, Kind, Op, Packet, Reason, Status},
 };
-
-const WAIT: Duration = Duration::from_secs(10);
-
-fn bind() -> (UdpSocket, Endpoint) {
-    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    let SocketAddr::V4(address) = socket.local_addr().unwrap() else { panic!() };
-    (socket, address.into())
-}
 
 /// What a test changes in a replica while it runs.
 #[derive(Default)]
@@ -123,118 +118,6 @@ impl Drop for Replica {
     }
 }
 
-/// A client with one socket.
-struct Client {
-    socket: UdpSocket,
-    me: Endpoint,
-    coordinator: SocketAddrV4,
-}
-
-/// A received packet.
-struct Answer {
-    header: Header,
-    key: Vec<u8>,
-    value: Vec<u8>,
-    len: usize,
-}
-
-impl Client {
-    fn new(coordinator: Endpoint) -> Self {
-        let (socket, me) = bind();
-        socket.set_read_timeout(Some(WAIT)).unwrap();
-        Self { socket, me, coordinator: coordinator.into() }
-    }
-
-    fn send(&self, datagram: &[u8]) {
-        self.socket.send_to(datagram, self.coordinator).unwrap();
-    }
-
-    fn receive(&self) -> Answer {
-        let mut buffer = [0; 2048];
-        let len = self.socket.recv(&mut buffer).expect("an answer");
-        let packet = Packet::parse(&buffer[..len]).unwrap();
-        Answer { header: packet.header, key: packet.key.to_vec(), value: packet.value.to_vec(), len }
-    }
-
-    fn ask(&self, datagram: &[u8]) -> Answer {
-        self.send(datagram);
-        self.receive()
-    }
-
-    fn nothing_comes(&self) {
-        self.socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
-        let mut buffer = [0; 2048];
-        assert!(self.socket.recv(&mut buffer).is_err(), "nothing was to come");
-        self.socket.set_read_timeout(Some(WAIT)).unwrap();
-    }
-
-    fn header(&self, op: Op) -> Header {
-        let mut header = Header::new(op);
-        header.set_reply_to(self.me);
-        header
-    }
-
-    fn open_datagram(&self, request: u64, token: u64) -> Vec<u8> {
-        let mut header = self.header(Op::Open);
-        (header.request, header.token) = (request, token);
-        control::emit(header, &Open { padding: "x".repeat(OPEN_PADDING) })
-    }
-
-    fn challenge(&self) -> u64 {
-        let datagram = self.open_datagram(1, 0);
-        let answer = self.ask(&datagram);
-        assert_eq!((answer.header.op, answer.header.session), (Op::Opened, SessionId(0)));
-        assert!(answer.len <= datagram.len());
-        answer.header.token
-    }
-
-    fn open(&self, request: u64) -> Session<'_> {
-        let challenge = self.challenge();
-        let answer = self.ask(&self.open_datagram(request, challenge));
-        assert_eq!(answer.header.op, Op::Opened, "status {}", answer.header.status);
-        let opened: Opened = serde_json::from_slice(&answer.value).unwrap();
-        assert_eq!(opened.configuration.unwrap().epoch, answer.header.epoch);
-        Session { client: self, session: answer.header.session, token: answer.header.token }
-    }
-}
-
-struct Session<'a> {
-    client: &'a Client,
-    session: SessionId,
-    token: u64,
-}
-
-impl Session<'_> {
-    fn header(&self, op: Op, request: u64) -> Header {
-        let mut header = self.client.header(op);
-        (header.session, header.token, header.request) = (self.session, self.token, request);
-        header
-    }
-
-    fn write_datagram(&self, request: u64, kind: Kind, value: &[u8]) -> Vec<u8> {
-        let mut header = self.header(Op::Write, request);
-        header.kind = kind.to_wire();
-        header.datagram(b"key", value)
-    }
-
-    fn write(&self, request: u64) -> Answer {
-        self.client.ask(&self.write_datagram(request, Kind::Put, b"value"))
-    }
-
-    fn read(&self, request: u64) -> Answer {
-        self.client.ask(&self.header(Op::Read, request).datagram(b"key", b""))
-    }
-
-    fn close(&self) -> Result<Closed, Reason> {
-        let answer = self.client.ask(&control::emit(self.header(Op::Close, 0), &control::Close {}));
-        match answer.header.op {
-            Op::Closed => Ok(serde_json::from_slice(&answer.value).unwrap()),
-            Op::ControlReject => Err(Reason::from_wire(answer.header.status).unwrap()),
-            other => panic!("{other}"),
-        }
-    }
-}
-
 fn config(replicas: &[Replica]) -> Config {
     let members = replicas.iter().map(|replica| replica.endpoint).collect();
     let mut config = Config { shards: vec![Shard { id: 0, members }], cpus: vec![0], ..Config::default() };
@@ -248,19 +131,6 @@ fn rack() -> ([Replica; 3], AgentHandle) {
     let agent = Agent::start(config(&replicas)).unwrap();
     agent.wait_serving(WAIT).unwrap();
     (replicas, agent)
-}
-
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + WAIT;
-    while !holds() {
-        assert!(Instant::now() < deadline, "{what} never came");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
-#[track_caller]
-fn is_rejected(answer: &Answer, op: Op, reason: Reason) {
-    assert_eq!((answer.header.op, Reason::from_wire(answer.header.status)), (op, Some(reason)));
 }
 
 #[test]

@@ -1,0 +1,146 @@
+//! A client as raw as can be, for tests of a coordinator from outside.
+
+#![allow(dead_code, reason = "each test uses a part")]
+
+use std::{
+    net::{SocketAddr, SocketAddrV4, UdpSocket},
+    time::{Duration, Instant},
+};
+
+use underpass_protocol::{
+    control::{self, Closed, OPEN_PADDING, Open, Opened},
+    wire::{Endpoint, Header, Kind, Op, Packet, Reason, SessionId},
+};
+
+pub const WAIT: Duration = Duration::from_secs(10);
+
+pub fn bind() -> (UdpSocket, Endpoint) {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let SocketAddr::V4(address) = socket.local_addr().unwrap() else { panic!() };
+    (socket, address.into())
+}
+
+/// A client with one socket.
+pub struct Client {
+    pub socket: UdpSocket,
+    pub me: Endpoint,
+    pub coordinator: SocketAddrV4,
+}
+
+/// A received packet.
+pub struct Answer {
+    pub header: Header,
+    pub key: Vec<u8>,
+    pub value: Vec<u8>,
+    pub len: usize,
+}
+
+impl Client {
+    pub fn new(coordinator: Endpoint) -> Self {
+        let (socket, me) = bind();
+        socket.set_read_timeout(Some(WAIT)).unwrap();
+        Self { socket, me, coordinator: coordinator.into() }
+    }
+
+    pub fn send(&self, datagram: &[u8]) {
+        self.socket.send_to(datagram, self.coordinator).unwrap();
+    }
+
+    pub fn receive(&self) -> Answer {
+        let mut buffer = [0; 2048];
+        let len = self.socket.recv(&mut buffer).expect("an answer");
+        let packet = Packet::parse(&buffer[..len]).unwrap();
+        Answer { header: packet.header, key: packet.key.to_vec(), value: packet.value.to_vec(), len }
+    }
+
+    pub fn ask(&self, datagram: &[u8]) -> Answer {
+        self.send(datagram);
+        self.receive()
+    }
+
+    pub fn nothing_comes(&self) {
+        self.socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        let mut buffer = [0; 2048];
+        assert!(self.socket.recv(&mut buffer).is_err(), "nothing was to come");
+        self.socket.set_read_timeout(Some(WAIT)).unwrap();
+    }
+
+    pub fn header(&self, op: Op) -> Header {
+        let mut header = Header::new(op);
+        header.set_reply_to(self.me);
+        header
+    }
+
+    pub fn open_datagram(&self, request: u64, token: u64) -> Vec<u8> {
+        let mut header = self.header(Op::Open);
+        (header.request, header.token) = (request, token);
+        control::emit(header, &Open { padding: "x".repeat(OPEN_PADDING) })
+    }
+
+    pub fn challenge(&self) -> u64 {
+        let datagram = self.open_datagram(1, 0);
+        let answer = self.ask(&datagram);
+        assert_eq!((answer.header.op, answer.header.session), (Op::Opened, SessionId(0)));
+        assert!(answer.len <= datagram.len());
+        answer.header.token
+    }
+
+    pub fn open(&self, request: u64) -> Session<'_> {
+        let challenge = self.challenge();
+        let answer = self.ask(&self.open_datagram(request, challenge));
+        assert_eq!(answer.header.op, Op::Opened, "status {}", answer.header.status);
+        let opened: Opened = serde_json::from_slice(&answer.value).unwrap();
+        assert_eq!(opened.configuration.unwrap().epoch, answer.header.epoch);
+        Session { client: self, session: answer.header.session, token: answer.header.token }
+    }
+}
+
+pub struct Session<'a> {
+    pub client: &'a Client,
+    pub session: SessionId,
+    pub token: u64,
+}
+
+impl Session<'_> {
+    pub fn header(&self, op: Op, request: u64) -> Header {
+        let mut header = self.client.header(op);
+        (header.session, header.token, header.request) = (self.session, self.token, request);
+        header
+    }
+
+    pub fn write_datagram(&self, request: u64, kind: Kind, value: &[u8]) -> Vec<u8> {
+        let mut header = self.header(Op::Write, request);
+        header.kind = kind.to_wire();
+        header.datagram(b"key", value)
+    }
+
+    pub fn write(&self, request: u64) -> Answer {
+        self.client.ask(&self.write_datagram(request, Kind::Put, b"value"))
+    }
+
+    pub fn read(&self, request: u64) -> Answer {
+        self.client.ask(&self.header(Op::Read, request).datagram(b"key", b""))
+    }
+
+    pub fn close(&self) -> Result<Closed, Reason> {
+        let answer = self.client.ask(&control::emit(self.header(Op::Close, 0), &control::Close {}));
+        match answer.header.op {
+            Op::Closed => Ok(serde_json::from_slice(&answer.value).unwrap()),
+            Op::ControlReject => Err(Reason::from_wire(answer.header.status).unwrap()),
+            other => panic!("{other}"),
+        }
+    }
+}
+
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + WAIT;
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what} never came");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[track_caller]
+pub fn is_rejected(answer: &Answer, op: Op, reason: Reason) {
+    assert_eq!((answer.header.op, Reason::from_wire(answer.header.status)), (op, Some(reason)));
+}
