@@ -67,8 +67,10 @@ pub struct Member {
     pub trouble: String,
     /// It answered in this round of asking.
     answered: bool,
-    /// The epoch that it took part in last, by its latest answer.
+    /// The epoch whose data it holds, by its latest refusal.
     epoch: u32,
+    /// The clean epoch that it was told last.
+    told_clean: u32,
     send_ms: u64,
     retry_ms: u64,
 }
@@ -108,6 +110,7 @@ impl Members {
             trouble: "has not answered yet".to_owned(),
             answered: false,
             epoch: 0,
+            told_clean: 0,
             send_ms: now_ms,
             retry_ms: RETRY_MIN_MS,
         };
@@ -263,7 +266,8 @@ impl Members {
             }
             // Each is told that the epoch of its own data ended clean, if it did.
             let held = self.members[index].epoch;
-            let clean_epoch = if self.clean.contains(&held) { held } else { *self.clean.end() };
+            let clean_epoch = if held != 0 && self.clean.contains(&held) { held } else { *self.clean.end() };
+            self.members[index].told_clean = clean_epoch;
             let install = Install { index: index as u8, configuration, sessions: self.sessions, clean_epoch };
             out.push((self.members[index].endpoint, control::emit(self.header(Op::Install), &install)));
         }
@@ -293,8 +297,14 @@ impl Members {
         let (shard, epoch) = (self.shard, self.epoch);
         let member = &mut self.members[index];
         member.heard_ms = Some(now_ms);
-        (member.items, member.epoch) = (answer.items, header.epoch);
+        member.items = answer.items;
         if !answer.refusal.is_empty() {
+            member.epoch = answer.epoch;
+            if member.epoch != 0 && self.clean.contains(&member.epoch) && member.epoch != member.told_clean {
+                // It holds what an epoch left that is as clean as the one it was told.
+                member.send_ms = now_ms;
+                return Event::None;
+            }
             if member.trouble != answer.refusal {
                 error!("shard {shard}: replica {index} ({from}) does not take part: {}", answer.refusal);
             }
@@ -335,8 +345,8 @@ impl Members {
             let (holds, new) = (&self.members[holder], &self.members[newcomer]);
             let says = format!(
                 "replica {newcomer} ({}) was restarted or is new, and does not have what replica {holder} ({}) holds ({} \
-                 items of epoch {}). A replica cannot be filled from the others yet: restart them all to begin empty",
-                new.endpoint, holds.endpoint, holds.items, holds.epoch
+                 items). A replica cannot be filled from the others yet: restart them all to begin empty",
+                new.endpoint, holds.endpoint, holds.items
             );
             if self.said != says {
                 error!("shard {} does not serve: {says}", self.shard);
@@ -492,23 +502,17 @@ mod tests {
             let packet = Packet::parse(datagram).unwrap();
             let install: Install = control::parse(&packet).unwrap();
             install.configuration.validate().unwrap();
-            let named = install.configuration.members[usize::from(install.index)].incarnation;
-            if self.items > 0 && self.epoch != install.configuration.epoch && named == self.incarnation {
-                assert_eq!(install.clean_epoch, self.epoch, "it would refuse");
+            let named = install.configuration.members[usize::from(install.index)].incarnation == self.incarnation;
+            let mut refusal = self.refusal.to_owned();
+            if named && refusal.is_empty() && self.epoch != install.configuration.epoch {
+                if self.items > 0 && install.clean_epoch != self.epoch {
+                    refusal = format!("holds data of epoch {}", self.epoch);
+                } else {
+                    self.epoch = install.configuration.epoch;
+                }
             }
-            if named == self.incarnation && self.refusal.is_empty() {
-                self.epoch = install.configuration.epoch;
-            }
-            let took_part = named == self.incarnation && self.refusal.is_empty();
-            let answer = Installed {
-                incarnation: self.incarnation,
-                epoch: if took_part || self.epoch == install.configuration.epoch { self.epoch } else { 0 },
-                refusal: self.refusal.to_owned(),
-                items: self.items,
-            };
-            let mut header = packet.header;
-            header.epoch = self.epoch;
-            (header, answer)
+            let epoch = if named { self.epoch } else { 0 };
+            (packet.header, Installed { incarnation: self.incarnation, epoch, refusal, items: self.items })
         }
     }
 
@@ -624,6 +628,7 @@ mod tests {
         let mut members = self::members(&record);
         assert_eq!(round(&mut members, &mut replicas, 0), [Event::Known]);
         members.install(1);
+        assert_eq!(round(&mut members, &mut replicas, 1), [], "one holds what epoch 1 left, under that name");
         assert_eq!(round(&mut members, &mut replicas, 1), [Event::TookPart]);
     }
 
