@@ -90,6 +90,9 @@ pub enum Step {
     /// The published design's read looks at the dirty set next, with a bound taken before (hole 11).
     #[cfg(feature = "published")]
     LateLook(Ordering),
+    /// A read that found its key clean takes its bound next.
+    #[cfg(feature = "published")]
+    LateBound(Ordering),
 }
 
 /// A write being ordered.
@@ -130,6 +133,8 @@ pub struct Published {
     pub retry_is_new: bool,
     /// Hole 11: a read takes its bound before it looks at the dirty set.
     pub bound_first: bool,
+    /// Hole 11, the other way round: a read takes its bound after it found the key clean.
+    pub look_first: bool,
     /// Hole 12: the record says committed before the dirty set does.
     pub finish_first: bool,
 }
@@ -345,6 +350,8 @@ impl Coordinator {
             Step::Finish(reply) => self.finish(reply),
             #[cfg(feature = "published")]
             Step::LateLook(read) => self.late_look(read),
+            #[cfg(feature = "published")]
+            Step::LateBound(read) => self.late_bound(read),
         }
     }
 
@@ -412,7 +419,7 @@ impl Coordinator {
         #[cfg(feature = "published")]
         let bound = match self.published_bound(packet, bucket, bound) {
             Ok(bound) => bound,
-            Err(read) => return Step::LateLook(read),
+            Err(step) => return step,
         };
         // READ step 2.
         let mut header = packet.header;
@@ -674,15 +681,20 @@ impl Coordinator {
 
 #[cfg(feature = "published")]
 impl Coordinator {
-    /// The bound of a read under the published behaviours; `Err` when the look at the dirty set comes later.
-    fn published_bound(&self, packet: &Packet<'_>, bucket: u32, bound: u64) -> Result<u64, Ordering> {
-        let dirty = self.words[bucket as usize] & u64::from(UP_BUCKET_DIRTY) != 0;
+    /// The bound of a read under the published behaviours; `Err` when something is looked at later.
+    fn published_bound(&self, packet: &Packet<'_>, bucket: u32, bound: u64) -> Result<u64, Step> {
+        let fingerprint = hash::fingerprint(packet.key, self.settings.fingerprint_key);
+        let ways = &self.buckets[bucket as usize].ways;
+        let dirty = ways.iter().any(|way| way.last != 0 && way.fingerprint == fingerprint);
+        let mut header = packet.header;
+        // Hole 11: the bound is the shard's clock, and it and the dirty set are looked at one after the other.
+        header.seq = self.shards[slot(header.shard)].clock;
+        let read = Ordering { header, fingerprint, bucket, seq: header.seq, time: header.time };
         if self.published.bound_first {
-            // Hole 11: the bound is the shard's clock, and the dirty set is looked at later.
-            let fingerprint = hash::fingerprint(packet.key, self.settings.fingerprint_key);
-            let mut header = packet.header;
-            header.seq = self.shards[slot(header.shard)].clock;
-            return Err(Ordering { header, fingerprint, bucket, seq: header.seq, time: header.time });
+            return Err(Step::LateLook(read));
+        }
+        if self.published.look_first && !dirty {
+            return Err(Step::LateBound(read));
         }
         Ok(match (dirty, self.published) {
             (true, Published { uncommitted_read: true, .. }) | (false, Published { late_read: true, .. }) => {
@@ -697,6 +709,13 @@ impl Coordinator {
         let way = ways.iter().find(|way| way.last != 0 && way.fingerprint == read.fingerprint);
         let mut header = read.header;
         header.seq = way.map_or(read.seq, |way| way.committed.max(way.first - 1));
+        let config = *self.config(header.shard).expect("admitted");
+        Step::Done(self.route(&config, header))
+    }
+
+    fn late_bound(&mut self, read: Ordering) -> Step {
+        let mut header = read.header;
+        header.seq = self.shards[slot(header.shard)].clock;
         let config = *self.config(header.shard).expect("admitted");
         Step::Done(self.route(&config, header))
     }
