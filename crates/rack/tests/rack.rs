@@ -1,8 +1,9 @@
 //! Racks for real: needs root.
 
+mod common;
+
 use std::{
     fs,
-    net::{SocketAddr, UdpSocket},
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     path::Path,
     process::{Command, Stdio},
@@ -10,12 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use common::{NONE, acquainted, name, send_numbers};
 use underpass_rack::{Config, Error, Fault, FaultCounts, Host, HostConfig, Links, Probability, Rack, down};
-
-/// Every test has a rack of its own name: they run side by side, and with racks of others.
-fn name(test: &str) -> String {
-    format!("t{}-{test}", std::process::id())
-}
 
 fn up(test: &str, hosts: &[&str]) -> Rack {
     Rack::up(&Config::of_hosts(&name(test), hosts)).unwrap()
@@ -42,44 +39,6 @@ fn ping(from: &Host, to: &Host, count: u32) -> bool {
     let mut ping = from.command("ping").unwrap();
     ping.args(["-q", "-i", "0.01", "-W", "1", "-c", &count.to_string(), &to.addr.to_string()]);
     ping.stdout(Stdio::null()).status().unwrap().success()
-}
-
-fn socket(host: &Host, port: u16) -> UdpSocket {
-    let socket = host.enter(|| UdpSocket::bind((host.addr, port))).unwrap().unwrap();
-    socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
-    socket
-}
-
-const NONE: [u32; 0] = [];
-
-/// Sends `count` numbered datagrams; returns the numbers that arrived, in their order.
-fn send_numbers(from: &UdpSocket, to: &UdpSocket, count: u32) -> Vec<u32> {
-    let address: SocketAddr = to.local_addr().unwrap();
-    let receiver = to.try_clone().unwrap();
-    let received = thread::spawn(move || {
-        let mut numbers = Vec::new();
-        let mut buffer = [0; 2048];
-        while let Ok((length, _)) = receiver.recv_from(&mut buffer) {
-            numbers.push(u32::from_ne_bytes(buffer[..length].try_into().unwrap()));
-        }
-        numbers
-    });
-    for number in 0..count {
-        from.send_to(&number.to_ne_bytes(), address).unwrap();
-        // The receiver's buffer is finite, and a frame lost there would count as one lost by the switch.
-        if number % 64 == 63 {
-            thread::sleep(Duration::from_millis(1));
-        }
-    }
-    received.join().unwrap()
-}
-
-/// Two sockets whose hosts have resolved each other's address, so that only data is left to be counted.
-fn acquainted(rack: &Rack) -> (UdpSocket, UdpSocket) {
-    let (a, b) = (socket(&rack.host("a").unwrap(), 7000), socket(&rack.host("b").unwrap(), 7000));
-    assert_eq!(send_numbers(&a, &b, 1), [0]);
-    assert_eq!(send_numbers(&b, &a, 1), [0]);
-    (a, b)
 }
 
 fn a_to_b(rack: &Rack) -> FaultCounts {
@@ -339,54 +298,6 @@ fn datagrams_carry_complete_checksums() {
     let sum = |bytes: &[u8]| -> u32 { bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum() };
     let total = sum(&frame[26..34]) + 17 + udp.len() as u32 + sum(udp);
     assert_eq!((total & 0xffff) + (total >> 16), 0xffff);
-}
-
-/// A program that returns a verdict and does nothing else.
-fn constant_program(verdict: i32) -> OwnedFd {
-    const LOAD_R0: u8 = 0xb7;
-    const EXIT: u8 = 0x95;
-    let instruction = |code, imm| libbpf_sys::bpf_insn { code, imm, ..Default::default() };
-    let program = [instruction(LOAD_R0, verdict), instruction(EXIT, 0)];
-    // SAFETY: the strings end with a zero, the instructions are two, and there are no options.
-    let program = unsafe {
-        libbpf_sys::bpf_prog_load(
-            libbpf_sys::BPF_PROG_TYPE_XDP,
-            c"constant".as_ptr(),
-            c"GPL".as_ptr(),
-            program.as_ptr(),
-            2,
-            std::ptr::null_mut(),
-        )
-    };
-    assert!(program >= 0);
-    // SAFETY: the kernel has just handed the descriptor out, to nobody else.
-    unsafe { OwnedFd::from_raw_fd(program) }
-}
-
-#[test]
-fn a_host_attaches_a_native_program_of_its_own() {
-    const XDP_DROP: i32 = 1;
-    const XDP_PASS: i32 = 2;
-    let rack = up("xdp", &["a", "b"]);
-    let (a, b) = acquainted(&rack);
-    let host = rack.host("b").unwrap();
-    let attach = |program: i32, flags: u32| {
-        host.enter(|| {
-            let index = fs::read_to_string(format!("/sys/class/net/{}/ifindex", host.ifname)).unwrap();
-            // SAFETY: takes numbers only; no options.
-            unsafe { libbpf_sys::bpf_xdp_attach(index.trim().parse().unwrap(), program, flags, std::ptr::null()) }
-        })
-        .unwrap()
-    };
-    let native = libbpf_sys::XDP_FLAGS_DRV_MODE | libbpf_sys::XDP_FLAGS_UPDATE_IF_NOEXIST;
-    for (verdict, arriving) in [(XDP_DROP, 0), (XDP_PASS, 5)] {
-        let program = constant_program(verdict);
-        assert_eq!(attach(program.as_raw_fd(), native), 0);
-        assert_eq!(send_numbers(&a, &b, 5).len(), arriving);
-        assert_eq!(attach(-1, libbpf_sys::XDP_FLAGS_DRV_MODE), 0);
-        // The port still takes redirected frames: it does not depend on the program.
-        assert_eq!(send_numbers(&a, &b, 5).len(), 5);
-    }
 }
 
 #[test]
