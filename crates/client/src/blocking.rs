@@ -210,17 +210,28 @@ impl Client {
     /// [`Error::NoSession`] if a shard gives none within the configuration's deadline, or one second if that is longer.
     /// [`Error::Config`], [`Error::Io`].
     pub fn connect(config: Config) -> Result<Self, Error> {
-        Self::start(config, None)
+        Self::start(config, None, true)
+    }
+
+    /// As [`Client::connect`], but waits for nobody: sessions are opened when they are needed, so that a shard that is
+    /// down hinders only the operations on its own keys.
+    ///
+    /// # Errors
+    /// [`Error::Config`], [`Error::Io`].
+    pub fn new(config: Config) -> Result<Self, Error> {
+        Self::start(config, None, false)
     }
 
     /// As [`Client::connect`]; `recorder` is told of every call.
     pub fn connect_recorded(config: Config, recorder: Recorder) -> Result<Self, Error> {
-        Self::start(config, Some(recorder))
+        Self::start(config, Some(recorder), true)
     }
 
-    fn start(config: Config, recorder: Option<Recorder>) -> Result<Self, Error> {
+    fn start(config: Config, recorder: Option<Recorder>, wait: bool) -> Result<Self, Error> {
         let mut engine = Engine::new(&config)?;
-        engine.open(config.deadline().max(CONNECT_MIN))?;
+        if wait {
+            engine.open(config.deadline().max(CONNECT_MIN))?;
+        }
         let shared =
             Arc::new(Shared { queue: Mutex::default(), waker: engine.waker(), thread: Mutex::new(None), recorder });
         let link = Arc::downgrade(&shared);

@@ -1,6 +1,6 @@
 //! `underpass get`, `put`, `delete`, `add`, `replace`, `cas`, `incr`, `append`, `prepend` and `touch`.
 //!
-//! Exit codes: [`EXIT_OK`], [`EXIT_UNMET`], [`EXIT_FAILED`], [`EXIT_UNKNOWN`], [`EXIT_USAGE`].
+//! Exit codes: [`EXIT_OK`], [`EXIT_UNMET`], [`EXIT_FAILED`], [`EXIT_UNKNOWN`], [`EXIT_USAGE`], [`EXIT_IO`].
 
 use std::{
     io::{self, Read, Write},
@@ -18,9 +18,10 @@ use underpass_protocol::{
 };
 
 use crate::{
-    blocking::{Client, Reply, lifetime_ms, unmet},
+    blocking::{Client, Reply, Unmet, lifetime_ms, unmet},
     config::{Config, parse_coordinator},
     error::Error,
+    placement::place,
 };
 
 /// It was done.
@@ -33,14 +34,16 @@ pub const EXIT_FAILED: u8 = 2;
 pub const EXIT_UNKNOWN: u8 = 3;
 /// The command line or the configuration is wrong.
 pub const EXIT_USAGE: u8 = 64;
+/// The value could not be read from the standard input, so nothing was sent; or the result could not be printed.
+pub const EXIT_IO: u8 = 74;
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done; 1 no such key or condition not met; 2 failed, without effect; \
-3 unknown: the write may or may not have taken effect; 64 wrong command line or configuration";
+3 unknown: the write may or may not have taken effect; 64 wrong command line or configuration; \
+74 standard input or output failed";
 
 /// Commands that read and change items.
 #[derive(Debug, Subcommand)]
-#[command(after_help = EXIT_CODES)]
 pub enum Command {
     /// Print the value of a key
     #[command(after_help = EXIT_CODES)]
@@ -207,30 +210,43 @@ struct Task {
 /// exit code.
 ///
 /// # Errors
-/// Only if the result cannot be printed, or the value not be read from the standard input.
+/// None; the type is that of the program's other commands.
 pub fn run(command: Command) -> anyhow::Result<ExitCode> {
-    let task = task(command)?;
-    let config = match config(&task.target) {
-        Ok(config) => config,
-        Err(error) => {
-            eprintln!("error: {error}");
-            return Ok(ExitCode::from(EXIT_USAGE));
-        }
+    // Not locked: the client's thread may have something to log.
+    Ok(ExitCode::from(run_with(command, &mut io::stdin(), &mut io::stdout(), &mut io::stderr())))
+}
+
+/// As [`run`], with streams of the caller's choice; the exit code.
+pub fn run_with(command: Command, input: &mut dyn Read, out: &mut dyn Write, errors: &mut dyn Write) -> u8 {
+    let (message, code) = match execute(command, input, out) {
+        Ok(None) => return EXIT_OK,
+        Ok(Some(unmet)) => (unmet, EXIT_UNMET),
+        Err((message, code)) => (format!("error: {message}"), code),
     };
+    // Where would it be told that this fails?
+    let _ = writeln!(errors, "{message}");
+    code
+}
+
+/// Does it. Why nothing was changed or found, if so; or what went wrong and the exit code.
+fn execute(command: Command, input: &mut dyn Read, out: &mut dyn Write) -> Result<Option<String>, (String, u8)> {
+    let io_error = |what: &str| {
+        let what = what.to_owned();
+        move |error: io::Error| (format!("{what}: {error}"), EXIT_IO)
+    };
+    let task = task(command, input).map_err(io_error("nothing was sent: cannot read the standard input"))?;
     let request = task.request();
-    // Before anybody is asked for a session.
-    let result = match request.validate() {
-        Ok(()) => Client::connect(config).and_then(|client| client.request(request)),
-        Err(invalid) => Err(invalid.into()),
-    };
-    let code = match result {
-        Ok(reply) => task.print(&reply)?,
-        Err(error) => {
-            eprintln!("error: {error}");
-            exit_code(&error)
-        }
-    };
-    Ok(ExitCode::from(code))
+    // What can never be sent is told before anybody is asked for a session.
+    let reply = request
+        .validate()
+        .map_err(Error::from)
+        .and_then(|()| config(&task.target, request.key()))
+        .and_then(Client::connect)
+        .and_then(|client| client.request(request))
+        .map_err(|error| (error.to_string(), exit_code(&error)))?;
+    let (text, unmet) = task.told(&reply);
+    out.write_all(&text).and_then(|()| out.flush()).map_err(io_error("it was done, but cannot be printed"))?;
+    Ok(unmet.map(|unmet| format!("{}: {unmet}", task.key)))
 }
 
 fn exit_code(error: &Error) -> u8 {
@@ -241,13 +257,15 @@ fn exit_code(error: &Error) -> u8 {
     }
 }
 
-fn config(target: &Target) -> Result<Config, Error> {
+/// The configuration of one command: the key's shard alone, so that another one that is down does not matter.
+fn config(target: &Target, key: &[u8]) -> Result<Config, Error> {
     let mut config = match (&target.config, target.coordinator) {
         (Some(path), _) => Config::from_file(path)?,
         (None, Some(coordinator)) => Config::single(target.shard, coordinator),
         (None, None) => unreachable!("clap asks for one of them"),
     };
-    // One command needs one session.
+    let ids: Vec<u32> = config.shards.iter().map(|shard| shard.id).collect();
+    config.shards = vec![config.shards[place(key, &ids)].clone()];
     config.sessions = 1;
     if let Some(deadline) = target.deadline {
         config.deadline_ms = deadline.as_millis() as u64;
@@ -255,10 +273,10 @@ fn config(target: &Target) -> Result<Config, Error> {
     Ok(config)
 }
 
-fn task(command: Command) -> anyhow::Result<Task> {
+fn task(command: Command, input: &mut dyn Read) -> io::Result<Task> {
     let plain = |kind, key, target| Task { kind, key, value: Vec::new(), ttl: None, expected: 0, delta: 0, target };
-    let set = |kind, set: Set| -> anyhow::Result<Task> {
-        Ok(Task { value: value(set.value)?, ttl: set.ttl, ..plain(Some(kind), set.key, set.target) })
+    let mut set = |kind, set: Set| -> io::Result<Task> {
+        Ok(Task { value: value(set.value, input)?, ttl: set.ttl, ..plain(Some(kind), set.key, set.target) })
     };
     Ok(match command {
         Command::Get(get) => plain(None, get.key, get.target),
@@ -276,13 +294,13 @@ fn task(command: Command) -> anyhow::Result<Task> {
     })
 }
 
-fn value(argument: String) -> io::Result<Vec<u8>> {
+fn value(argument: String, input: &mut dyn Read) -> io::Result<Vec<u8>> {
     if argument != "-" {
         return Ok(argument.into_bytes());
     }
     let mut value = Vec::new();
     // A byte more than any value may have is enough to say that it is too long.
-    io::stdin().lock().take(PAYLOAD_MAX as u64 + 1).read_to_end(&mut value)?;
+    input.take(PAYLOAD_MAX as u64 + 1).read_to_end(&mut value)?;
     Ok(value)
 }
 
@@ -299,34 +317,21 @@ impl Task {
         }
     }
 
-    /// Prints a result; the exit code.
-    fn print(&self, reply: &Reply) -> io::Result<u8> {
-        let mut out = io::stdout().lock();
-        let (text, code): (Vec<u8>, u8) = match reply {
-            Reply::Read(None) => {
-                eprintln!("{}: not found", self.key);
-                (self.json_line(json!({ "status": "not found" })), EXIT_UNMET)
-            }
-            Reply::Read(Some(item)) if self.target.json => (self.json_line(item_json(item)), EXIT_OK),
-            Reply::Read(Some(item)) => (item.value.clone(), EXIT_OK),
-            Reply::Written { status, seq, number } => match unmet(*status) {
-                None => {
+    /// What to print, and why nothing was changed or found, if so.
+    fn told(&self, reply: &Reply) -> (Vec<u8>, Option<Unmet>) {
+        match reply {
+            Reply::Read(None) => (self.json_line(json!({ "status": "not found" })), Some(Unmet::NotFound)),
+            Reply::Read(Some(item)) if self.target.json => (self.json_line(item_json(item)), None),
+            Reply::Read(Some(item)) => (item.value.clone(), None),
+            Reply::Written { status, seq, number } => match (unmet(*status), number) {
+                (None, Some(number)) if !self.target.json => (format!("{number}\n").into_bytes(), None),
+                (None, number) => {
                     let cas = (!matches!(self.kind, Some(Kind::Delete | Kind::Touch))).then_some(seq);
-                    let line = match number {
-                        Some(number) if !self.target.json => format!("{number}\n").into_bytes(),
-                        _ => self.json_line(json!({ "status": "ok", "cas": cas, "number": number })),
-                    };
-                    (line, EXIT_OK)
+                    (self.json_line(json!({ "status": "ok", "cas": cas, "number": number })), None)
                 }
-                Some(unmet) => {
-                    eprintln!("{}: {unmet}", self.key);
-                    (self.json_line(json!({ "status": status.to_string() })), EXIT_UNMET)
-                }
+                (unmet, _) => (self.json_line(json!({ "status": status.to_string() })), unmet),
             },
-        };
-        out.write_all(&text)?;
-        out.flush()?;
-        Ok(code)
+        }
     }
 
     /// A line of JSON with what is known of the key, or nothing if JSON is not asked for.
@@ -367,7 +372,7 @@ mod tests {
     fn parse(line: &str) -> Result<Task, String> {
         let words = std::iter::once("underpass").chain(line.split_whitespace());
         let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
-        task(line.command).map_err(|error| error.to_string())
+        task(line.command, &mut io::empty()).map_err(|error| error.to_string())
     }
 
     #[test]

@@ -53,7 +53,7 @@ use socket2::{Domain, Socket, Type};
 use tracing::debug;
 use underpass_protocol::{
     client::{Client, Event, NEVER, Output, Settings},
-    wire::{Op, Packet, Reason},
+    wire::{Op, Packet, Reason, SessionId},
 };
 pub use underpass_protocol::{
     client::{Completion, Doubt, Failure, Invalid, Item, Outcome, Refused, Request},
@@ -71,6 +71,8 @@ use crate::{
 const SOCKET_BUFFER: usize = 8 << 20;
 /// Batches received before completions are handed out, so that timers and the caller get their turn.
 const BATCHES_AT_ONCE: usize = 4;
+/// Sessions that [`Engine::open`] opens at a time.
+const OPENS_AT_ONCE: usize = 64;
 /// How long an engine keeps trying to replace a session that no request waits for.
 const REPLACE_NS: u64 = 1_000_000_000;
 
@@ -98,7 +100,10 @@ pub struct Engine {
     lanes: Vec<Lane>,
     /// When each lane needs a tick.
     due: Vec<u64>,
-    by_session: HashMap<u64, usize>,
+    /// Lanes by shard and session: coordinators of different shards may give the same session number.
+    by_session: HashMap<(u32, u64), usize>,
+    /// Lanes by the number of their latest OPEN.
+    by_nonce: HashMap<u64, usize>,
     output: Output,
     /// The shard that each datagram of `output` is for.
     destinations: Vec<usize>,
@@ -128,6 +133,8 @@ struct Lane {
     writing: bool,
     /// Its entries in `by_session`.
     known: Vec<u64>,
+    /// Its entry in `by_nonce`; 0: none.
+    nonce: u64,
 }
 
 /// Makes an [`Engine::poll`] that waits return; from any thread.
@@ -184,6 +191,7 @@ impl Engine {
                 shard: index,
                 writing: false,
                 known: Vec::new(),
+                nonce: 0,
             }));
             shards.push(Shard {
                 coordinator: shard.coordinator,
@@ -204,6 +212,7 @@ impl Engine {
             shards,
             due: vec![NEVER; lanes.len()],
             by_session: HashMap::with_capacity(lanes.len() * 2),
+            by_nonce: HashMap::with_capacity(lanes.len()),
             lanes,
             output: Output::default(),
             destinations: Vec::new(),
@@ -256,14 +265,21 @@ impl Engine {
     /// [`Error::NoSession`] if some session is not open after `wait`; those that are stay open.
     pub fn open(&mut self, wait: Duration) -> Result<(), Error> {
         let until = self.now().saturating_add(nanoseconds(wait));
-        for lane in 0..self.lanes.len() {
-            self.step(lane, self.now(), Event::Open { until });
-        }
+        // Only so many at once, lest the agent's socket overflow.
+        let (mut next, mut opening) = (0, Vec::with_capacity(OPENS_AT_ONCE));
         loop {
-            let Some(missing) = self.lanes.iter().find(|lane| lane.client.session().is_none()) else { return Ok(()) };
             let now = self.now();
-            if now >= until || !missing.client.is_opening() {
-                let (shard, reason) = (missing.shard, missing.client.open_reject());
+            opening.retain(|&lane: &usize| self.lanes[lane].client.session().is_none());
+            while opening.len() < OPENS_AT_ONCE && next < self.lanes.len() {
+                self.step(next, now, Event::Open { until });
+                opening.push(next);
+                next += 1;
+            }
+            let Some(&missing) = opening.first() else { return Ok(()) };
+            let stuck = opening.iter().find(|&&lane| self.lanes[lane].client.is_closed()).copied();
+            if now >= until || stuck.is_some() {
+                let missing = stuck.unwrap_or(missing);
+                let (shard, reason) = (self.lanes[missing].shard, self.lanes[missing].client.open_reject());
                 return Err(Error::NoSession { at: self.diagnosis(shard), reason });
             }
             self.advance(now)?;
@@ -282,7 +298,7 @@ impl Engine {
         let shard = self.shard_of(request.key());
         let lane = match request {
             Request::Write { .. } => {
-                let lane = self.shards[shard].writers.pop_front().ok_or(Refused::Full)?;
+                let lane = self.writer(shard).ok_or(Refused::Full)?;
                 self.lanes[lane].writing = true;
                 lane
             }
@@ -298,16 +314,25 @@ impl Engine {
         Ok(())
     }
 
+    /// A lane for a write: one whose session is open, if there is any.
+    fn writer(&mut self, shard: usize) -> Option<usize> {
+        let writers = &mut self.shards[shard].writers;
+        let open = writers.iter().position(|&lane| self.lanes[lane].client.session().is_some());
+        writers.remove(open.unwrap_or(0))
+    }
+
+    /// A lane for a read, in turn: one whose session is open, if there is any.
     fn reader(&mut self, shard: usize) -> Option<usize> {
         let shard = &mut self.shards[shard];
-        for _ in 0..shard.count {
-            let lane = shard.first + shard.next_reader;
-            shard.next_reader = (shard.next_reader + 1) % shard.count;
-            if self.lanes[lane].client.can_read() {
-                return Some(lane);
-            }
+        let in_turn = (0..shard.count).map(|i| shard.first + (shard.next_reader + i) % shard.count);
+        let can_read = |lane: &usize| self.lanes[*lane].client.can_read();
+        let is_open = |lane: &usize| self.lanes[*lane].client.session().is_some();
+        let lane =
+            in_turn.clone().find(|lane| can_read(lane) && is_open(lane)).or_else(|| in_turn.clone().find(can_read));
+        if let Some(lane) = lane {
+            shard.next_reader = (lane - shard.first + 1) % shard.count;
         }
-        None
+        lane
     }
 
     /// Sends, receives, and appends what is over to `done`. Returns as soon as something is, when woken, or after
@@ -399,15 +424,11 @@ impl Engine {
             return;
         };
         let header = &packet.header;
-        let known = self.by_session.get(&header.session.0).copied();
+        let expected = |&lane: &usize| self.lanes[lane].client.expects(header.session, header.request);
+        let lane = self.by_session.get(&(header.shard, header.session.0)).copied().filter(expected);
         // An answer to an OPEN is for no session that is known yet.
-        let lane =
-            known.filter(|&lane| self.lanes[lane].client.expects(header.session, header.request)).or_else(|| {
-                header
-                    .op
-                    .is_control()
-                    .then(|| self.lanes.iter().position(|lane| lane.client.expects(header.session, header.request)))?
-            });
+        let of_open = || self.by_nonce.get(&header.request).copied().filter(|_| header.op.is_control());
+        let lane = lane.or_else(of_open);
         let Some(lane) = lane else {
             self.counters.unmatched += 1;
             return;
@@ -432,16 +453,17 @@ impl Engine {
     }
 
     fn register(&mut self, lane: usize, session: u64) {
-        let Lane { client, known, .. } = &mut self.lanes[lane];
+        let Lane { client, known, shard, .. } = &mut self.lanes[lane];
+        let shard = self.shard_ids[*shard];
         known.retain(|&old| {
-            let keep = client.expects(underpass_protocol::wire::SessionId(old), 0);
+            let keep = client.expects(SessionId(old), 0);
             if !keep {
-                self.by_session.remove(&old);
+                self.by_session.remove(&(shard, old));
             }
             keep
         });
         known.push(session);
-        self.by_session.insert(session, lane);
+        self.by_session.insert((shard, session), lane);
     }
 
     /// A session is gone, so others of its shard may be: a restarted coordinator knows none of them.
@@ -470,8 +492,13 @@ impl Engine {
 
     /// Book-keeping after each step of a lane.
     fn after(&mut self, lane: usize) {
-        let Lane { client, shard, writing, .. } = &mut self.lanes[lane];
+        let Lane { client, shard, writing, nonce, .. } = &mut self.lanes[lane];
         self.due[lane] = client.due();
+        if *nonce != client.open_nonce() {
+            self.by_nonce.remove(nonce);
+            *nonce = client.open_nonce();
+            self.by_nonce.insert(*nonce, lane);
+        }
         self.destinations.resize(self.output.datagram_count(), *shard);
         if *writing && client.can_write() {
             *writing = false;

@@ -46,7 +46,7 @@ pub enum Error {
         sent: bool,
     },
     /// No session could be opened in time.
-    #[error("no session could be opened{} ({at}){}", because(*.reason), .at.advice())]
+    #[error("no session could be opened{} ({at}){}", because(*.reason), no_session_advice(*.reason, .at))]
     NoSession {
         /// Which shard.
         at: Diagnosis,
@@ -130,14 +130,25 @@ fn timeout_detail(sent: bool, last: Option<Reason>) -> String {
     format!("{what}{}", last.map_or_else(String::new, |reason| format!("; last reject: {reason}")))
 }
 
-fn failed_advice(failure: &Failure, at: &Diagnosis) -> String {
-    match failure {
-        Failure::NeverSent(None) => at.advice(),
-        Failure::Rejected(Reason::Shard) => ". Check the shard's number in the configuration".to_owned(),
-        Failure::NeverSent(Some(Reason::NoSession)) => {
+fn no_session_advice(reason: Option<Reason>, at: &Diagnosis) -> String {
+    match reason {
+        None => at.advice(),
+        Some(Reason::Shard) => {
+            format!(". {} does not serve it. Check the shard's number in the configuration", at.coordinator)
+        }
+        Some(Reason::NoSession) => {
             ". All sessions of the coordinator are taken: close other clients, or give it more sessions".to_owned()
         }
+        Some(Reason::NoMember) => ". Check that the shard's replicas run and have joined".to_owned(),
+        Some(_) => String::new(),
+    }
+}
+
+fn failed_advice(failure: &Failure, at: &Diagnosis) -> String {
+    match *failure {
+        Failure::NeverSent(reason) => no_session_advice(reason, at),
+        Failure::Rejected(reason @ (Reason::Shard | Reason::NoMember)) => no_session_advice(Some(reason), at),
         Failure::Rejected(Reason::StoreFull) => ". Delete items, or give every replica more memory".to_owned(),
-        _ => String::new(),
+        Failure::Rejected(_) => String::new(),
     }
 }

@@ -183,7 +183,6 @@ struct Opening {
     challenges: u32,
     /// Kept up until then even if no request waits.
     until: u64,
-    last_reject: Option<Reason>,
 }
 
 #[derive(Debug)]
@@ -228,6 +227,7 @@ pub struct Client {
     losses: u32,
     /// Nonce of the OPEN that gave the latest session.
     opened_by: u64,
+    open_reject: Option<Reason>,
     due: u64,
 }
 
@@ -251,6 +251,7 @@ impl Client {
             write_trip: RoundTrip::default(),
             losses: 0,
             opened_by: 0,
+            open_reject: None,
             due: NEVER,
         }
     }
@@ -288,11 +289,22 @@ impl Client {
         matches!(self.link, Link::Opening(_))
     }
 
-    /// The latest reject of an OPEN, while a session is being opened.
+    /// Whether it has no session and does not try to open one.
+    pub fn is_closed(&self) -> bool {
+        matches!(self.link, Link::Closed)
+    }
+
+    /// The latest reject of an OPEN since a session was opened.
     pub fn open_reject(&self) -> Option<Reason> {
+        self.open_reject
+    }
+
+    /// Request number of the latest OPEN, which its answers carry; 0: none was sent. For a driver that shares a socket
+    /// among clients.
+    pub fn open_nonce(&self) -> u64 {
         match &self.link {
-            Link::Opening(opening) => opening.last_reject,
-            _ => None,
+            Link::Opening(opening) if opening.nonce != 0 => opening.nonce,
+            _ => self.opened_by,
         }
     }
 
@@ -475,8 +487,7 @@ impl Client {
     // Opening and closing sessions.
 
     fn open(&mut self, now: u64, until: u64, dice: &mut Dice, out: &mut Output) {
-        let mut opening =
-            Opening { nonce: 0, token: 0, due: now, sent: now, tries: 0, challenges: 0, until, last_reject: None };
+        let mut opening = Opening { nonce: 0, token: 0, due: now, sent: now, tries: 0, challenges: 0, until };
         if self.losses > 1 {
             // Sessions that are lost as soon as they are opened must not be opened in a tight loop.
             let wait = doubled(self.settings.reject_min_ns, self.losses, self.settings.reject_max_ns);
@@ -713,6 +724,7 @@ impl Client {
     fn begin_session(&mut self, now: u64, header: &Header, opened: &Opened, dice: &mut Dice, out: &mut Output) {
         let Link::Opening(opening) = &self.link else { return };
         self.opened_by = opening.nonce;
+        self.open_reject = None;
         self.next_write = 1;
         self.link = Link::Open(Session {
             id: header.session,
@@ -730,7 +742,7 @@ impl Client {
         if let Link::Opening(opening) = &mut self.link
             && opening.nonce == header.request
         {
-            opening.last_reject = reason;
+            self.open_reject = reason;
             match reason {
                 Some(reason @ (Reason::Shard | Reason::Malformed)) => {
                     self.link = Link::Closed;

@@ -340,3 +340,69 @@ proptest! {
         run(weather, 3 * SECOND_NS, true)?;
     }
 }
+
+/// A datagram made of one that the client has sent: the fields that an answer must echo are right more often than not.
+fn forged(sent: &[u8], dice: &mut Dice) -> Vec<u8> {
+    let Ok(packet) = Packet::parse(sent) else { return Vec::new() };
+    let mut header = packet.header;
+    header.op = Op::ALL[dice.number() as usize % Op::ALL.len()];
+    header.status = (dice.number() % 24) as u8;
+    header.kind = (dice.number() % 12) as u8;
+    header.seq = dice.number();
+    match dice.number() % 8 {
+        0 => header.session = SessionId(dice.number()),
+        1 => header.token = dice.number(),
+        2 => header.request = dice.number() % 5,
+        3 => header.session = SessionId(0),
+        4 => (header.session, header.token) = (SessionId(1 << 16), 7),
+        _ => {}
+    }
+    let documents: [&[u8]; 6] = [
+        b"",
+        b"{\"idle_ms\":0,\"configuration\":null}",
+        b"{\"idle_ms\":18446744073709551615,\"configuration\":null}",
+        b"{\"closed\":true,\"request\":0,\"state\":0}",
+        b"{\"closed\":false,\"request\":18446744073709551615,\"state\":4294967295}",
+        b"{\"closed\":",
+    ];
+    header.datagram(packet.key, documents[dice.number() as usize % documents.len()])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn forged_answers_neither_break_it_nor_make_it_loud(seed: u64) {
+        let mut dice = Dice::new(seed);
+        let mut client = Client::new(Settings { reads_max: 2, ..Settings::new(SHARD, here()) });
+        let (mut out, mut now, mut open, mut sent) = (Output::default(), SECOND_NS, 0u64, Vec::<Vec<u8>>::new());
+        for tag in 0..2_000 {
+            let request = if client.can_write() {
+                Some(write(Kind::Incr, b"k", b""))
+            } else {
+                client.can_read().then_some(Request::Read { key: b"k" })
+            };
+            if let Some(request) = request {
+                client.submit(now, dice.number(), request, tag, now + 100 * MS, &mut out).expect("it can");
+                open += 1;
+            }
+            client.step(now, dice.number(), Event::Tick, &mut out);
+            sent.extend(out.datagrams().map(<[u8]>::to_vec));
+            out.clear_datagrams();
+            sent.drain(..sent.len().saturating_sub(8));
+            let Some(pick) = (!sent.is_empty()).then(|| dice.number() as usize % sent.len()) else { continue };
+            let datagram = forged(&sent[pick], &mut dice);
+            if let Ok(packet) = Packet::parse(&datagram) {
+                client.step(now, dice.number(), Event::Packet(&packet), &mut out);
+                // At most what waited for a session: a write and two reads, or one OPEN or CLOSE.
+                prop_assert!(out.datagram_count() <= 3, "{} datagrams for one", out.datagram_count());
+            }
+            now += dice.number() % (2 * MS);
+            open -= out.completions.drain(..).count() as u64;
+            prop_assert!(open <= 3);
+        }
+        client.step(now, 1, Event::End, &mut out);
+        prop_assert_eq!(open, out.completions.len() as u64);
+        prop_assert!(client.is_idle());
+    }
+}

@@ -1,6 +1,4 @@
-//! The library over real sockets, against a shard in a thread that can be made to misbehave.
-
-mod support;
+//! The library: blocking calls and the engine.
 
 use std::{
     collections::HashSet,
@@ -13,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use support::{Fault, Shard};
+use crate::support::{Fault, Shard};
 use underpass_client::{
     Client, Conditional, Config, Doubt, Error, Failure, Invalid, Number, Reason, ShardConfig, Stored, Unmet,
     engine::{Engine, Outcome, Refused, Request},
@@ -185,8 +183,11 @@ fn nobody_there_is_told_with_what_to_check() {
 #[test]
 fn the_wrong_shard_is_told() {
     let shard = Shard::start(0);
-    let error = Client::connect(Config::single(1, shard.coordinator)).unwrap_err();
-    assert!(error.to_string().contains("shard 1"), "{error}");
+    let before = Instant::now();
+    let told = Client::connect(Config::single(1, shard.coordinator)).unwrap_err().to_string();
+    assert!(told.contains("unknown shard (shard 1, coordinator "), "{told}");
+    assert!(told.contains("Check the shard's number"), "{told}");
+    assert!(before.elapsed() < Duration::from_millis(900), "there is nothing to wait for");
 }
 
 #[test]
@@ -240,6 +241,31 @@ fn keys_are_spread_over_the_shards() {
     let counts: Vec<u64> = shards.iter().map(|shard| shard.writes.load(Ordering::Relaxed)).collect();
     assert_eq!(counts.iter().sum::<u64>(), 300);
     assert!(counts.iter().all(|&count| count > 60), "{counts:?}");
+}
+
+#[test]
+fn a_shard_that_is_down_hinders_its_own_keys_alone() {
+    let (up, silent) = (Shard::start(0), UdpSocket::bind("127.0.0.1:0").unwrap());
+    let mut config = config(&up);
+    let coordinator = silent.local_addr().unwrap().to_string().parse().unwrap();
+    config.shards.push(ShardConfig { id: 1, coordinator });
+    config.deadline_ms = 100;
+    let client = Client::new(config).unwrap();
+    let mut hindered = 0;
+    for i in 0..8u32 {
+        let key = i.to_be_bytes();
+        if underpass_client::placement::place(&key, &[0, 1]) == 0 {
+            client.put(&key, b"v").unwrap();
+            continue;
+        }
+        hindered += 1;
+        let error = client.put(&key, b"v").unwrap_err();
+        assert!(matches!(error, Error::Failed { failure: Failure::NeverSent(None), .. }), "{error:?}");
+        assert!(error.to_string().contains("Nothing was ever heard from"), "{error}");
+        let error = client.get(&key).unwrap_err();
+        assert!(matches!(error, Error::TimedOut { sent: false, .. }), "{error:?}");
+    }
+    assert!((1..8).contains(&hindered));
 }
 
 #[test]
