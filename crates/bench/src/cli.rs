@@ -1,9 +1,10 @@
-//! `underpass bench`.
+//! `underpass bench` and `underpass demo`.
 
 use anyhow::Result;
 use clap::Subcommand;
 
 use crate::coordinator::{self, CoordinatorArgs};
+pub use crate::demo::{DemoArgs, run as run_demo};
 
 /// Measures, always two sides in one run.
 #[derive(Debug, Subcommand)]

@@ -4,12 +4,11 @@
 use std::{
     fmt,
     path::{Path, PathBuf},
-    process::Child,
     str::FromStr,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde::Serialize;
 
@@ -17,6 +16,7 @@ use crate::{
     bed::{self, Bed, COORDINATOR_CORE, Contender, Reflector, SHARD, Sample, Started},
     load::Session,
     plot::{self, Group},
+    process::{self, Daemon, Directory},
     report::{self, Machine, Ratio, Spread, Table},
     workload::{Popularity, Workload},
 };
@@ -111,23 +111,6 @@ named! {
     Published = "published", "Forwarded by user space, cloned at TC egress.";
 }
 
-/// The program `underpass`: this one, or the one that was built beside this test.
-///
-/// # Errors
-/// When there is none.
-pub fn program() -> Result<PathBuf> {
-    let own = std::env::current_exe().context("cannot tell where this program is")?;
-    if own.file_stem().is_some_and(|name| name == "underpass") {
-        return Ok(own);
-    }
-    own.ancestors()
-        .skip(1)
-        .take(3)
-        .map(|directory| directory.join("underpass"))
-        .find(|path| path.is_file())
-        .with_context(|| format!("no program `underpass` beside {}: build it (cargo build)", own.display()))
-}
-
 /// A coordinator of this project, in a process of its own.
 #[derive(Clone, Debug)]
 pub struct Underpass {
@@ -156,7 +139,8 @@ impl Contender for Underpass {
             bed.coordinator.set_gro(&bed.coordinator_device, true)?;
         }
         let mut started = self.spawn(bed)?;
-        started.wait(Duration::from_secs(20))?;
+        let socket = started.directory.path.join("control.sock");
+        started.daemon.wait_for(&socket, Duration::from_secs(20))?;
         Ok(Box::new(started))
     }
 }
@@ -180,12 +164,9 @@ impl Underpass {
         command.args(["--idle-ms", "600000"]);
         command.arg("--state").arg(directory.path.join("state"));
         command.arg("--control").arg(directory.path.join("control.sock"));
-        let log = std::fs::File::create(directory.path.join("log"))?;
-        command.stdout(log.try_clone()?).stderr(log);
-        let child = command.spawn().with_context(|| format!("cannot start {}", self.program.display()))?;
+        let daemon = Daemon::start(format!("the coordinator ({})", self.name()), command, directory.path.join("log"))?;
         Ok(StartedUnderpass {
-            name: self.name(),
-            child,
+            daemon,
             directory,
             sessions: self.sessions,
             stack: self.data_path == DataPath::Socket || self.write_path != WritePath::Broadcast,
@@ -193,60 +174,16 @@ impl Underpass {
     }
 }
 
-/// A temporary directory, removed when dropped.
-struct Directory {
-    path: PathBuf,
-}
-
-impl Directory {
-    fn new() -> Result<Self> {
-        use std::sync::atomic::{AtomicU32, Ordering};
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("underpass-bench-{}-{number}", std::process::id()));
-        std::fs::create_dir(&path).with_context(|| format!("cannot make the directory {}", path.display()))?;
-        Ok(Self { path })
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.path) {
-            tracing::warn!("cannot remove {}: {error}", self.path.display());
-        }
-    }
-}
-
 struct StartedUnderpass {
-    name: String,
-    child: Child,
+    daemon: Daemon,
     directory: Directory,
     sessions: usize,
     stack: bool,
 }
 
-impl StartedUnderpass {
-    fn log(&self) -> String {
-        std::fs::read_to_string(self.directory.path.join("log")).unwrap_or_default()
-    }
-
-    /// Waits until the agent's control socket is there.
-    fn wait(&mut self, length: Duration) -> Result<()> {
-        let until = Instant::now() + length;
-        while !self.directory.path.join("control.sock").exists() {
-            if let Some(status) = self.child.try_wait()? {
-                bail!("the coordinator ({}) ended with {status}:\n{}", self.name, self.log());
-            }
-            ensure!(Instant::now() < until, "the coordinator ({}) does not come up:\n{}", self.name, self.log());
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Ok(())
-    }
-}
-
 impl Started for StartedUnderpass {
     fn processes(&self) -> Vec<u32> {
-        vec![self.child.id()]
+        vec![self.daemon.id()]
     }
 
     fn offloads_checksums(&self) -> bool {
@@ -254,43 +191,12 @@ impl Started for StartedUnderpass {
     }
 
     fn sessions(&self, bed: &Bed) -> Result<(u32, Vec<Session>)> {
-        bed.open_sessions(self.sessions).with_context(|| format!("{}:\n{}", self.name, self.log()))
+        bed.open_sessions(self.sessions).with_context(|| format!("it said:\n{}", self.daemon.said()))
     }
 
     fn stop(mut self: Box<Self>) -> Result<()> {
-        terminate(&mut self.child, Duration::from_secs(10))
-            .with_context(|| format!("stopping the coordinator ({}):\n{}", self.name, self.log()))
+        self.daemon.stop(Duration::from_secs(10))
     }
-}
-
-impl Drop for StartedUnderpass {
-    fn drop(&mut self) {
-        // After `stop` it is gone already; else something failed, and that is what gets told.
-        let _ = terminate(&mut self.child, Duration::from_secs(2));
-    }
-}
-
-/// Ends a child in order, or by force when it does not go.
-///
-/// # Errors
-/// When it had to be forced, or ended with an error.
-pub fn terminate(child: &mut Child, length: Duration) -> Result<()> {
-    if let Some(status) = child.try_wait()? {
-        ensure!(status.success(), "it ended with {status}");
-        return Ok(());
-    }
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.id() as i32), nix::sys::signal::Signal::SIGTERM)?;
-    let until = Instant::now() + length;
-    while Instant::now() < until {
-        if let Some(status) = child.try_wait()? {
-            ensure!(status.success(), "it ended with {status}");
-            return Ok(());
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    child.kill()?;
-    child.wait()?;
-    bail!("it did not end within {length:?} and was killed")
 }
 
 /// Results of one contender on one workload.
@@ -413,6 +319,7 @@ pub fn run(args: &CoordinatorArgs) -> Result<CoordinatorReport> {
         .collect();
     workloads.iter().try_for_each(Workload::validate)?;
     let contenders = contenders(args)?;
+    process::catch_interrupts()?;
     let length = Duration::from_secs_f64(args.seconds);
 
     let mut samples: Vec<(String, Workload, Vec<Sample>)> = Vec::new();
@@ -422,6 +329,7 @@ pub fn run(args: &CoordinatorArgs) -> Result<CoordinatorReport> {
             let bed = Bed::new(args.replicas)?;
             let mut run = bed.run(contender.as_ref()).with_context(|| format!("starting {name}"))?;
             for workload in workloads.iter().filter(|workload| takes(&name, workload)) {
+                process::check_interrupt()?;
                 let what = || format!("{name}, {}", workload.label());
                 if round == 0 {
                     run.verify(workload, Duration::from_millis(300)).with_context(|| format!("checking {}", what()))?;
@@ -494,7 +402,7 @@ fn contenders(args: &CoordinatorArgs) -> Result<Vec<Box<dyn Contender>>> {
             contenders.push(Box::new(Underpass {
                 data_path: *data_path,
                 write_path,
-                program: program()?,
+                program: process::program()?,
                 sessions: 256,
             }));
         }

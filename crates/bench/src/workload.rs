@@ -138,10 +138,33 @@ fn digits_needed(items: u64) -> usize {
 
 /// The key of an item: its number in hexadecimal, as the first 16 bytes (or as many as there are), then filler.
 pub fn key(item: u64, size: usize) -> Vec<u8> {
-    let digits = format!("{item:016x}");
-    let mut key = digits.as_bytes()[16 - size.min(16)..].to_vec();
-    key.resize(size, b'k');
+    let mut key = Vec::with_capacity(size);
+    key_into(item, size, &mut key);
     key
+}
+
+/// [`key`], into a buffer.
+pub fn key_into(item: u64, size: usize, out: &mut Vec<u8>) {
+    numbered(item, size, b'k', out);
+}
+
+/// The value of this number; every write has one of its own, so that a read tells which write it saw.
+pub fn value(number: u64, size: usize, out: &mut Vec<u8>) {
+    numbered(number, size, b'v', out);
+}
+
+/// The number that a value was made from; `None` if it was not made by [`value`], or is not whole.
+pub fn value_number(value: &[u8]) -> Option<u64> {
+    let (digits, filler) = value.split_at(value.len().min(16));
+    let number = std::str::from_utf8(digits).ok().and_then(|digits| u64::from_str_radix(digits, 16).ok())?;
+    filler.iter().all(|byte| *byte == b'v').then_some(number)
+}
+
+fn numbered(number: u64, size: usize, filler: u8, out: &mut Vec<u8>) {
+    out.clear();
+    let digits = size.min(16);
+    out.extend((0..digits).rev().map(|digit| b"0123456789abcdef"[(number >> (4 * digit)) as usize & 15]));
+    out.resize(size, filler);
 }
 
 /// One operation.
@@ -306,6 +329,19 @@ mod tests {
             assert_eq!(keys.len(), 2000);
             assert!(keys.iter().all(|key| key.len() == size));
         }
+        assert_eq!(key(0xbeef, 18), b"000000000000beefkk");
+    }
+
+    #[test]
+    fn values_tell_their_number_and_whether_they_are_whole() {
+        let mut text = Vec::new();
+        for size in [16, 17, 128] {
+            value(0x1234_5678_9abc_def0, size, &mut text);
+            assert_eq!((text.len(), value_number(&text)), (size, Some(0x1234_5678_9abc_def0)));
+        }
+        text[100] = 0;
+        assert_eq!(value_number(&text), None);
+        assert_eq!(value_number(b""), None);
     }
 
     #[test]
