@@ -99,7 +99,7 @@ pub enum Unmet {
     /// ADD: the key exists. CAS: it has another `cas`.
     #[error("exists")]
     Exists,
-    /// The replicas refused for another reason of the item's state.
+    /// The replicas say no more than that.
     #[error("not stored")]
     NotStored,
     /// INCR: the value is not a decimal number of 64 bits.
@@ -340,7 +340,7 @@ impl Client {
         operand: Operand<'_>,
     ) -> Result<Conditional<(u64, Option<i64>)>, Error> {
         let (status, seq, number) = self.write(kind, key, operand)?;
-        Ok(match unmet(status) {
+        Ok(match unmet(kind, status) {
             None => Conditional::Done((seq, number)),
             Some(unmet) => Conditional::Unmet(unmet),
         })
@@ -400,9 +400,12 @@ impl<T> Conditional<T> {
     }
 }
 
-/// Why a status other than OK means that nothing was changed.
-pub(crate) fn unmet(status: Status) -> Option<Unmet> {
+/// What a status other than OK of this kind of write means. On the wire ADD, REPLACE, APPEND and PREPEND have one, as in
+/// memcached's protocol, for two conditions.
+pub(crate) fn unmet(kind: Kind, status: Status) -> Option<Unmet> {
     match status {
+        Status::NotStored if kind == Kind::Add => Some(Unmet::Exists),
+        Status::NotStored if matches!(kind, Kind::Replace | Kind::Append | Kind::Prepend) => Some(Unmet::NotFound),
         Status::Ok => None,
         Status::NotFound => Some(Unmet::NotFound),
         Status::Exists => Some(Unmet::Exists),

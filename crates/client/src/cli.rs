@@ -323,13 +323,13 @@ impl Task {
             Reply::Read(None) => (self.json_line(json!({ "status": "not found" })), Some(Unmet::NotFound)),
             Reply::Read(Some(item)) if self.target.json => (self.json_line(item_json(item)), None),
             Reply::Read(Some(item)) => (item.value.clone(), None),
-            Reply::Written { status, seq, number } => match (unmet(*status), number) {
+            Reply::Written { status, seq, number } => match (self.kind.and_then(|kind| unmet(kind, *status)), number) {
                 (None, Some(number)) if !self.target.json => (format!("{number}\n").into_bytes(), None),
                 (None, number) => {
                     let cas = (!matches!(self.kind, Some(Kind::Delete | Kind::Touch))).then_some(seq);
                     (self.json_line(json!({ "status": "ok", "cas": cas, "number": number })), None)
                 }
-                (unmet, _) => (self.json_line(json!({ "status": status.to_string() })), unmet),
+                (Some(unmet), _) => (self.json_line(json!({ "status": unmet.to_string() })), Some(unmet)),
             },
         }
     }

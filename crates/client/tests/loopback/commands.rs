@@ -39,6 +39,7 @@ fn check(shard: &Shard, words: &[&str], code: u8, out: &str, errors: &str) {
 fn a_conversation() {
     let shard = Shard::start(0);
     check(&shard, &["get", "k"], EXIT_UNMET, "", "k: not found\n");
+    check(&shard, &["append", "k", "value"], EXIT_UNMET, "", "k: not found\n");
     check(&shard, &["put", "k", "value"], EXIT_OK, "", "");
     check(&shard, &["get", "k"], EXIT_OK, "value", "");
     check(&shard, &["add", "k", "other"], EXIT_UNMET, "", "k: exists\n");

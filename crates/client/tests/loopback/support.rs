@@ -217,8 +217,9 @@ impl State {
         let data = operand.data.to_vec();
         let result = match (kind, old) {
             (Kind::Put, _) => Ok(Some(data)),
-            (Kind::Add, Some(_)) => Err(Status::Exists),
+            (Kind::Add, Some(_)) => Err(Status::NotStored),
             (Kind::Add, None) => Ok(Some(data)),
+            (Kind::Replace | Kind::Append | Kind::Prepend, None) => Err(Status::NotStored),
             (_, None) => Err(Status::NotFound),
             (Kind::Delete, _) => Ok(None),
             (Kind::Replace, _) => Ok(Some(data)),
