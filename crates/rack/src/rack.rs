@@ -510,9 +510,10 @@ impl Rack {
                 let text = fs::read_to_string(format!("/sys/class/net/{}/{name}", link.ifname)).unwrap_or_default();
                 text.trim().to_string()
             };
-            // A namespace that is gone has no interface that is up.
-            let (state_text, dropped) =
-                namespace::run(&path, || (read("operstate"), read("statistics/rx_dropped"))).unwrap_or_default();
+            // Not operstate, which the kernel updates up to a second later. Neither an interface that is down nor a
+            // namespace that is gone has a carrier to read.
+            let (carrier, dropped) =
+                namespace::run(&path, || (read("carrier"), read("statistics/rx_dropped"))).unwrap_or_default();
             ports.push(PortStatus {
                 port: link.port,
                 interface: link.ifname.clone(),
@@ -520,7 +521,7 @@ impl Rack {
                 address: link.address,
                 extra_addresses: link.extra_addresses.clone(),
                 mac: link.mac,
-                up: state_text == "up",
+                up: carrier == "1",
                 counts: self.maps.port_counts(link.port)?,
                 host_rx_dropped: dropped.parse().unwrap_or_default(),
                 thread: state.threads.get(&link.ifname).filter(|thread| thread.runs()).cloned(),

@@ -12,7 +12,7 @@ use std::{
 };
 
 use common::{NONE, acquainted, name, send_numbers};
-use underpass_rack::{Config, Error, Fault, FaultCounts, Host, HostConfig, Links, Probability, Rack, down};
+use underpass_rack::{Config, Error, Fault, FaultCounts, Host, HostConfig, HostStatus, Links, Probability, Rack, down};
 
 fn up(test: &str, hosts: &[&str]) -> Rack {
     Rack::up(&Config::of_hosts(&name(test), hosts)).unwrap()
@@ -78,7 +78,8 @@ fn hosts_reach_each_other_and_nothing_is_left_afterwards() {
     }
     let name = rack.name().to_string();
     let status = rack.status().unwrap();
-    assert!(status.hosts.iter().all(|host| host.ports[0].up && host.ports[0].counts.tx_frames > 0));
+    let works = |host: &HostStatus| host.ports[0].up && host.ports[0].counts.tx_frames > 0;
+    assert!(status.hosts.iter().all(works), "{status:#?}");
     assert!(status.delay_line.running);
     assert_eq!(rack.fault_counters(Links::ALL).unwrap(), FaultCounts::default());
     rack.down().unwrap();
