@@ -4,12 +4,14 @@ use std::{
     collections::BTreeSet,
     net::{Ipv4Addr, SocketAddrV4, UdpSocket},
     os::unix::{fs::PermissionsExt, net::UnixStream},
+    sync::atomic::{AtomicU64, Ordering::SeqCst},
     thread,
     time::Duration,
 };
 
 use underpass_protocol::{
     control::{self, Configuration, Heartbeat, HeartbeatAck, Install, Installed, MemberInfo},
+    replica::Verdict,
     wire::{Endpoint, HEADER_LEN, Header, Kind, Op, Operand, Packet, Reason, SessionId, Status},
 };
 use underpass_replica::{Error, Options, Replica};
@@ -277,7 +279,7 @@ fn threads_hammered_with_duplicates_apply_each_write_once() {
                         let mut buffer = [0; 2048];
                         buffer[..write.len()].copy_from_slice(write);
                         let verdict = replica.core().handle(coordinator, &mut buffer, write.len());
-                        assert!(matches!(verdict, underpass_protocol::replica::Verdict::Answer { .. }), "{verdict:?}");
+                        assert!(matches!(verdict, Verdict::Answer { .. }), "{verdict:?}");
                         let result = &buffer[HEADER_LEN + usize::from(buffer[67])..][..8];
                         assert_eq!(result, round.to_be_bytes());
                     }
@@ -307,6 +309,66 @@ fn threads_hammered_with_duplicates_apply_each_write_once() {
     assert!(stats.counters["write_again"] > 0);
     peer.heartbeat(BASE + ROUNDS * 100 + 99);
     assert_eq!(replica.core().usage().versions, u64::from(SESSIONS));
+}
+
+/// monotone, and the bound: while one thread writes and another makes everything stable at once, a read is never answered
+/// with less than its bound asks for, nor with nothing.
+#[test]
+fn reads_beside_writes_and_settling_keep_their_bound() {
+    let replica = start(Options::default());
+    let peer = Peer::new(&replica);
+    peer.join();
+    let coordinator = endpoint(&peer.coordinator);
+    let handle = |bytes: &[u8]| {
+        let mut buffer = [0; 2048];
+        buffer[..bytes.len()].copy_from_slice(bytes);
+        match replica.core().handle(coordinator, &mut buffer, bytes.len()) {
+            Verdict::Answer { len, .. } => buffer[..len].to_vec(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let committed = AtomicU64::new(1);
+    handle(&peer.write(Kind::Put, b"key", &1u64.to_be_bytes(), 1, 0, 1));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for seq in 2..=20_000u64 {
+                // Refused while the chain is at its bound, as nothing of it is stable yet.
+                let put = peer.write(Kind::Put, b"key", &seq.to_be_bytes(), seq, 0, seq);
+                while handle(&put)[3] != Op::WReply.to_wire() {
+                    thread::yield_now();
+                }
+                committed.store(seq, SeqCst);
+            }
+            committed.store(u64::MAX >> 1, SeqCst);
+        });
+        scope.spawn(|| {
+            loop {
+                let stable = committed.load(SeqCst);
+                if stable > 20_000 {
+                    break;
+                }
+                let header = Header { shard: 2, epoch: EPOCH, ..Header::new(Op::Heartbeat) };
+                let heartbeat = Heartbeat { stable: BASE + stable, time: 0 };
+                replica.core().control(coordinator, &control::emit(header, &heartbeat));
+            }
+        });
+        let mut read = peer.read(b"key");
+        let mut last = 0;
+        loop {
+            let bound = committed.load(SeqCst);
+            if bound > 20_000 {
+                break;
+            }
+            read[16..24].copy_from_slice(&(BASE + bound).to_be_bytes());
+            let answer = handle(&read);
+            let packet = Packet::parse(&answer).expect("a packet");
+            let seen = u64::from_be_bytes(packet.value.try_into().expect("an item of 8 bytes"));
+            assert!(seen >= bound && seen >= last, "bound {bound}, seen {last} before, now {seen}");
+            assert!(seen <= committed.load(SeqCst), "{seen} was read before it was committed");
+            last = seen;
+        }
+    });
+    replica.core().assert_accounts();
 }
 
 #[test]
