@@ -102,7 +102,7 @@ pub fn replica(index: u8, members: u8) -> Replica {
 }
 
 /// What a client asks for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Ask {
     Get,
     Put(String),
@@ -158,7 +158,7 @@ impl Ask {
 
 /// The first request number from `from` on whose read goes to the member of this index.
 pub fn request_routed_to(client: u16, from: u64, index: u8, members: u8) -> u64 {
-    let goes_there = |request: &u64| hash::spread(session(client).0, *request, members) == index;
+    let goes_there = |request: &u64| hash::spread(session(client).0, *request, NOW_MS, members) == index;
     (from..).find(goes_there).expect("requests are spread over all members")
 }
 

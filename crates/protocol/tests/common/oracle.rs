@@ -7,7 +7,7 @@ use underpass_protocol::wire::Status;
 use super::Ask;
 
 /// One operation on the one key of a history.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Done {
     pub client: u16,
     pub ask: Ask,
