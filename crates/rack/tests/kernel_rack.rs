@@ -49,6 +49,7 @@ fn the_switch_forwards_floods_and_does_every_fault() {
 fn a_host_attaches_a_native_program_of_its_own() {
     const XDP_DROP: i32 = 1;
     const XDP_PASS: i32 = 2;
+    const XDP_TX: i32 = 3;
     let rack = Rack::up(&Config::of_hosts(&name("xdp"), &["a", "b"])).unwrap();
     let (a, b) = acquainted(&rack);
     let host = rack.host("b").unwrap();
@@ -61,7 +62,7 @@ fn a_host_attaches_a_native_program_of_its_own() {
         .unwrap()
     };
     let native = libbpf_sys::XDP_FLAGS_DRV_MODE | libbpf_sys::XDP_FLAGS_UPDATE_IF_NOEXIST;
-    for (verdict, arriving) in [(XDP_DROP, 0), (XDP_PASS, 5)] {
+    for (verdict, arriving) in [(XDP_DROP, 0), (XDP_PASS, 5), (XDP_TX, 0)] {
         let program = constant_program(verdict);
         assert_eq!(attach(program.as_raw_fd(), native), 0);
         assert_eq!(send_numbers(&a, &b, 5).len(), arriving);
@@ -69,4 +70,6 @@ fn a_host_attaches_a_native_program_of_its_own() {
         // The port still takes redirected frames: it does not depend on the program.
         assert_eq!(send_numbers(&a, &b, 5).len(), 5);
     }
+    // What the program sent back reached the switch, which knows nobody at that port with b's address but b.
+    assert_eq!(rack.status().unwrap().hosts[1].ports[0].counts.rx_unknown, 5);
 }

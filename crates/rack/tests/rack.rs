@@ -41,6 +41,11 @@ fn ping(from: &Host, to: &Host, count: u32) -> bool {
     ping.stdout(Stdio::null()).status().unwrap().success()
 }
 
+/// After failed address resolution: the kernel asks again only after a second.
+fn ping_soon(from: &Host, to: &Host) -> bool {
+    (0..5).any(|_| ping(from, to, 1))
+}
+
 fn a_to_b(rack: &Rack) -> FaultCounts {
     rack.fault_counters(Links::between("a", "b")).unwrap()
 }
@@ -144,6 +149,18 @@ fn loss_is_of_the_share_asked_for_and_repeats_with_the_seed() {
 }
 
 #[test]
+fn a_description_can_have_faults_from_the_start() {
+    let mut config = Config::of_hosts(&name("initial"), &["a", "b"]);
+    config.fault.loss = Probability::ALWAYS;
+    let rack = Rack::up(&config).unwrap();
+    let (a, b) = (rack.host("a").unwrap(), rack.host("b").unwrap());
+    assert!(!ping(&a, &b, 1));
+    assert_ne!(a_to_b(&rack).lost, 0);
+    rack.clear_faults().unwrap();
+    assert!(ping_soon(&a, &b));
+}
+
+#[test]
 fn every_frame_can_arrive_twice() {
     let rack = up("duplicate", &["a", "b"]);
     let (a, b) = acquainted(&rack);
@@ -188,12 +205,9 @@ fn frames_arrive_later_and_in_order() {
     let start = Instant::now();
     a.send_to(b"late", b.local_addr().unwrap()).unwrap();
     b.recv_from(&mut [0; 16]).unwrap();
-    let late = start.elapsed();
-    assert!(late >= Duration::from_millis(30) && late < Duration::from_millis(300), "{late:?}");
-    let start = Instant::now();
-    b.send_to(b"soon", a.local_addr().unwrap()).unwrap();
-    a.recv_from(&mut [0; 16]).unwrap();
-    assert!(start.elapsed() < Duration::from_millis(30), "the way back has no delay");
+    assert!(start.elapsed() >= Duration::from_millis(30));
+    assert_eq!(send_numbers(&b, &a, 10).len(), 10);
+    assert_eq!(rack.fault_counters(Links::between("b", "a")).unwrap().delayed, 0);
     assert_eq!(send_numbers(&a, &b, 500), Vec::from_iter(0..500));
     thread::sleep(Duration::from_millis(120));
     let counts = rack.line_counters().unwrap();
@@ -223,7 +237,7 @@ fn a_partition_can_be_one_way_and_heals() {
     // Address resolution is broadcast, and does not cross either: c and b have not met before.
     assert!(!ping(&host_c, &host_b, 1));
     rack.heal().unwrap();
-    assert!(ping(&host_c, &host_b, 2));
+    assert!(ping_soon(&host_c, &host_b));
 }
 
 #[test]
@@ -414,6 +428,44 @@ fn down_removes_what_a_crash_left() {
         assert!(down(&name).unwrap());
         assert_nothing_left(&name);
     }
+}
+
+/// Not a test: the process that `down_ends_the_rack_of_a_killed_process` kills.
+#[test]
+#[ignore = "run by another test"]
+fn hold_a_rack_until_killed() {
+    let name = std::env::var("RACK_TO_HOLD").expect("the test that runs this names a rack");
+    let _rack = Rack::up(&Config::of_hosts(&name, &["a", "b"])).unwrap();
+    thread::sleep(Duration::from_secs(60));
+}
+
+#[test]
+fn down_ends_the_rack_of_a_killed_process() {
+    let name = name("killed");
+    let mut process = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "hold_a_rack_until_killed", "--ignored"])
+        .env("RACK_TO_HOLD", &name)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    while !Rack::open(&name).and_then(|rack| rack.status()).is_ok_and(|status| status.delay_line.running) {
+        assert!(start.elapsed() < Duration::from_secs(10), "the rack does not start");
+        thread::sleep(Duration::from_millis(20));
+    }
+    // Set from another process than the one with the delay line.
+    let rack = Rack::open(&name).unwrap();
+    rack.set_fault(Links::ALL, &Fault { duplicate: Probability::ALWAYS, ..Default::default() }).unwrap();
+    process.kill().unwrap();
+    process.wait().unwrap();
+    thread::sleep(Duration::from_millis(2100));
+    // What needs no delay line still works, also while a fault that does is set.
+    let (a, b) = acquainted(&rack);
+    assert_eq!(send_numbers(&a, &b, 5).len(), 5);
+    let delay = Fault { delay: Duration::from_millis(1), ..Default::default() };
+    assert!(rack.set_fault(Links::ALL, &delay).unwrap_err().to_string().contains("does not run"));
+    assert!(down(&name).unwrap());
+    assert_nothing_left(&name);
 }
 
 #[test]
