@@ -313,6 +313,7 @@ static __always_inline int read(struct up_frame *f, const void *data_end, const 
 	__u32 index = bucket_index(f, data_end, config->shard);
 	__u64 *word = bpf_map_lookup_elem(&words, &index);
 	const struct up_member *member;
+	__u64 time = ms + settings.time_offset_ms;
 	struct up_head_words before;
 	__u64 value, bound, sum;
 	__u32 to;
@@ -328,7 +329,7 @@ static __always_inline int read(struct up_frame *f, const void *data_end, const 
 		return drop(UP_COUNT_DROP_INTERNAL);
 
 	/* READ step 2. */
-	to = up_spread(bpf_be64_to_cpu(header->session), bpf_be64_to_cpu(header->request), config->serving_count);
+	to = up_spread(bpf_be64_to_cpu(header->session), bpf_be64_to_cpu(header->request), time, config->serving_count);
 	to = config->serving_list[to & (UP_MEMBERS_MAX - 1)] & (UP_MEMBERS_MAX - 1);
 	member = &config->members[to];
 	if (up_no_mac(member->next_hop))
@@ -338,7 +339,7 @@ static __always_inline int read(struct up_frame *f, const void *data_end, const 
 	sum = sum_head(0, &before, header);
 	UP_SET32(sum, header->epoch, config->epoch);
 	UP_SET64(sum, header->seq, bound);
-	UP_SET64(sum, header->time, ms + settings.time_offset_ms);
+	UP_SET64(sum, header->time, time);
 	up_send_on(f, member->next_hop, member->addr, member->port, sum);
 	count(UP_COUNT_READ);
 	return XDP_TX;
@@ -432,7 +433,8 @@ static __always_inline int write(struct up_frame *f, const void *data_end, struc
 	/* WRITE step 1. What the record says is copied out: nothing may be called while the lock is held. */
 	refused = UP_REASON_NONE;
 	bpf_spin_lock(&record->lock);
-	if (record->session != session) {
+	/* Both again: a CPU that orders its stores weakly may have shown admit() a new session with the old one's token. */
+	if (record->session != session || record->token != bpf_be64_to_cpu(header->token)) {
 		bpf_spin_unlock(&record->lock);
 		return reject(f, config, UP_REASON_SESSION);
 	}
@@ -542,24 +544,32 @@ static __always_inline int write(struct up_frame *f, const void *data_end, struc
 	return propagate(f, config, seq, time);
 }
 
-/* Sends a committed write's reply to the client. Who that is, is the record's to say, not the replica's packet. */
-static __always_inline int reply_to_client(struct up_frame *f, const struct up_session *record)
+/*
+ * Who is told of a commit: the record says, not the replica's packet. Copied while the record is locked: once it says
+ * committed the agent may close the session and give its index, and with it another client's address and token, away.
+ */
+struct up_client {
+	__u64 reply_addr[2];
+	__u64 token;
+	__be32 addr;
+	__be16 port;
+	__u8 mac[6];
+};
+
+static __always_inline int reply_to_client(struct up_frame *f, const struct up_client *to)
 {
 	struct up_header *header = f->header;
 	__u64 *have = (__u64 *)header->reply_addr;
-	const __u64 *want = (const __u64 *)record->reply_addr;
-	__be32 addr = *(const __be32 *)(record->reply_addr + 12);
-	__be16 port = record->reply_port;
 	__u64 sum = 0;
 
-	sum = up_sum64(sum, have[0], want[0]);
-	sum = up_sum64(sum, have[1], want[1]);
-	have[0] = want[0];
-	have[1] = want[1];
-	sum = up_sum16(sum, header->reply_port, port);
-	header->reply_port = port;
-	UP_SET64(sum, header->token, record->token);
-	up_send_on(f, record->reply_mac, addr, port, sum);
+	sum = up_sum64(sum, have[0], to->reply_addr[0]);
+	sum = up_sum64(sum, have[1], to->reply_addr[1]);
+	have[0] = to->reply_addr[0];
+	have[1] = to->reply_addr[1];
+	sum = up_sum16(sum, header->reply_port, to->port);
+	header->reply_port = to->port;
+	UP_SET64(sum, header->token, to->token);
+	up_send_on(f, to->mac, to->addr, to->port, sum);
 	count(UP_COUNT_COMMIT);
 	return XDP_TX;
 }
@@ -576,6 +586,7 @@ static __always_inline int acknowledge(struct up_frame *f, const void *data_end,
 	const struct up_member *member;
 	bool pending, decided = false;
 	struct up_bucket *bucket;
+	struct up_client to = {};
 	struct up_way *way;
 	__u64 result = 0;
 	__u64 *word;
@@ -651,8 +662,14 @@ static __always_inline int acknowledge(struct up_frame *f, const void *data_end,
 	/* W_REPLY step 3. Only a retransmission that arrives after this is answered from the record. */
 	bpf_spin_lock(&record->lock);
 	record->state = UP_STATE_COMMITTED;
+	to.reply_addr[0] = ((const __u64 *)record->reply_addr)[0];
+	to.reply_addr[1] = ((const __u64 *)record->reply_addr)[1];
+	to.addr = *(const __be32 *)(record->reply_addr + 12);
+	to.port = record->reply_port;
+	to.token = record->token;
+	up_copy_mac(to.mac, record->reply_mac);
 	bpf_spin_unlock(&record->lock);
-	return reply_to_client(f, record);
+	return reply_to_client(f, &to);
 }
 
 _Static_assert(UP_WAYS == 4, "acknowledge looks at four ways");

@@ -134,10 +134,13 @@ static __noinline int up_fingerprint(const void *key, const void *data_end, __u3
 	return 0;
 }
 
-/* Which of count serving replicas a read goes to: spread by session and request, so that a hot key uses them all. */
-static __always_inline __u32 up_spread(__u64 session, __u64 request, __u32 count)
+/*
+ * Which of count serving replicas a read goes to: spread by session and request, so that a hot key uses them all, and by
+ * time, so that a read sent again may find another replica than the one that did not answer.
+ */
+static __always_inline __u32 up_spread(__u64 session, __u64 request, __u64 time, __u32 count)
 {
-	return ((((session + request) * UP_GOLDEN) >> 32) * count) >> 32;
+	return ((((session + request + time) * UP_GOLDEN) >> 32) * count) >> 32;
 }
 
 #endif /* UNDERPASS_LIB_HASH_H */

@@ -47,6 +47,9 @@ impl Set {
 
 type Id = u16;
 
+/// A replica that applied these writes, and what it then gets.
+type Asked = (u8, Vec<Id>, Id);
+
 /// A datagram that was sent at some time, and where it goes.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Datagram {
@@ -102,7 +105,7 @@ struct Explorer<'a> {
     datagrams: Vec<Datagram>,
     ids: HashMap<Datagram, Id>,
     /// What a replica that applied these writes answers to this datagram: `(answer, how it was counted)`.
-    answers: HashMap<(u8, Vec<Id>, Id), (Option<Id>, Count)>,
+    answers: HashMap<Asked, (Option<Id>, Count)>,
     dumps: HashMap<(u8, Vec<Id>), Rc<Dump>>,
     judged: HashMap<Vec<Done>, bool>,
     visited: HashSet<(u64, u64)>,

@@ -30,8 +30,9 @@ pub fn fingerprint(key: &[u8], secret: [u64; 2]) -> [u64; 2] {
     [hash.h1, hash.h2]
 }
 
-/// Which of `count` serving replicas a read goes to: spread by session and request, so that a hot key uses them all.
-pub fn spread(session: u64, request: u64, count: u8) -> u8 {
-    let mixed = session.wrapping_add(request).wrapping_mul(GOLDEN) >> 32;
+/// Which of `count` serving replicas a read goes to: spread by session and request, so that a hot key uses them all, and
+/// by time, so that a read sent again may find another replica than the one that did not answer.
+pub fn spread(session: u64, request: u64, time: u64, count: u8) -> u8 {
+    let mixed = session.wrapping_add(request).wrapping_add(time).wrapping_mul(GOLDEN) >> 32;
     (mixed.wrapping_mul(u64::from(count)) >> 32) as u8
 }

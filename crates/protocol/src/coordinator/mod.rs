@@ -417,7 +417,7 @@ impl Coordinator {
             }
         };
         #[cfg(feature = "published")]
-        let bound = match self.published_bound(packet, bucket, bound) {
+        let bound = match self.published_bound(now_ms, packet, bucket, bound) {
             Ok(bound) => bound,
             Err(step) => return step,
         };
@@ -430,8 +430,8 @@ impl Coordinator {
 
     fn route(&mut self, config: &up_config, mut header: Header) -> Action {
         header.epoch = config.epoch;
-        let index =
-            config.serving_list[usize::from(hash::spread(header.session.0, header.request, config.serving_count))];
+        let index = config.serving_list
+            [usize::from(hash::spread(header.session.0, header.request, header.time, config.serving_count))];
         header.cnt = index;
         self.count(abi::UP_COUNT_READ);
         Action::ToMember { index, to: member(config, index), header }
@@ -682,11 +682,12 @@ impl Coordinator {
 #[cfg(feature = "published")]
 impl Coordinator {
     /// The bound of a read under the published behaviours; `Err` when something is looked at later.
-    fn published_bound(&self, packet: &Packet<'_>, bucket: u32, bound: u64) -> Result<u64, Step> {
+    fn published_bound(&self, now_ms: u64, packet: &Packet<'_>, bucket: u32, bound: u64) -> Result<u64, Step> {
         let fingerprint = hash::fingerprint(packet.key, self.settings.fingerprint_key);
         let ways = &self.buckets[bucket as usize].ways;
         let dirty = ways.iter().any(|way| way.last != 0 && way.fingerprint == fingerprint);
         let mut header = packet.header;
+        header.time = self.time(now_ms);
         // Hole 11: the bound is the shard's clock, and it and the dirty set are looked at one after the other.
         header.seq = self.shards[slot(header.shard)].clock;
         let read = Ordering { header, fingerprint, bucket, seq: header.seq, time: header.time };
