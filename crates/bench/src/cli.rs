@@ -3,14 +3,19 @@
 use anyhow::Result;
 use clap::Subcommand;
 
-use crate::coordinator::{self, CoordinatorArgs};
 pub use crate::demo::{DemoArgs, run as run_demo};
+use crate::{
+    coordinator::{self, CoordinatorArgs},
+    ycsb::{self, YcsbArgs},
+};
 
 /// Measures, always two sides in one run.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Compare data paths of the coordinator, with one core each, and the bare XDP_TX limit
     Coordinator(CoordinatorArgs),
+    /// Drive the whole system in a virtual rack: throughput, latencies, linearizability
+    Ycsb(YcsbArgs),
 }
 
 /// Runs a benchmark and prints what it found.
@@ -20,6 +25,7 @@ pub enum Command {
 pub fn run(command: Command) -> Result<()> {
     let text = match command {
         Command::Coordinator(args) => coordinator::run(&args)?.text(),
+        Command::Ycsb(args) => ycsb::run(&args)?.text(),
     };
     print!("{text}");
     Ok(())

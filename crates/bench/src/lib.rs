@@ -17,3 +17,4 @@ pub mod process;
 pub mod report;
 pub mod system;
 pub mod workload;
+pub mod ycsb;
