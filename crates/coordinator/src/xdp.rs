@@ -66,7 +66,7 @@ impl XdpDataPath {
         let ifindex = interface_index(&options.device)?;
         let pins = if options.pinned {
             ensure_bpffs()?;
-            Some(pin_directory(ifindex).context("asking for this network namespace")?)
+            Some((pin_directory(ifindex).context("asking for this network namespace")?, ifindex))
         } else {
             None
         };
@@ -200,7 +200,7 @@ impl DataPath for XdpDataPath {
 
     fn records(&mut self, count: usize, visit: &mut dyn FnMut(u16, &up_session)) -> Result<()> {
         self.kernel.read_sessions(count as u32, &mut self.records).context("reading the session table")?;
-        self.records.iter().zip(0..).for_each(|(record, index)| visit(index, record));
+        self.records.iter().enumerate().for_each(|(index, record)| visit(index as u16, record));
         Ok(())
     }
 

@@ -65,13 +65,21 @@ pub struct Link {
 }
 
 impl Link {
+    fn open(path: &Path) -> io::Result<Self> {
+        let c_path = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).expect("no NUL in our own paths");
+        // SAFETY: a NUL-terminated path that outlives the call.
+        Ok(Self { fd: owned(unsafe { sys::bpf_obj_get(c_path.as_ptr()) })? })
+    }
+
+    /// Whether an attachment to this interface is pinned at `path`.
+    pub fn is_pinned_on(path: &Path, ifindex: u32) -> bool {
+        Self::open(path).is_ok_and(|link| link.ifindex().is_ok_and(|on| on == ifindex))
+    }
+
     /// Takes over the attachment pinned at `path` and puts `program` in its place, in one step.
     pub fn take_over(path: &Path, program: BorrowedFd<'_>, ifindex: u32) -> Result<Self, AttachError> {
         let at = || format!("taking over the attachment pinned at {}", path.display());
-        let c_path = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).expect("no NUL in our own paths");
-        // SAFETY: a NUL-terminated path that outlives the call.
-        let fd = owned(unsafe { sys::bpf_obj_get(c_path.as_ptr()) }).map_err(|e| AttachError::new(at(), e))?;
-        let link = Self { fd };
+        let link = Self::open(path).map_err(|e| AttachError::new(at(), e))?;
         if link.ifindex().map_err(|e| AttachError::new(at(), e))? != ifindex {
             // The device it was on is gone; its number may even have been given to another.
             let gone = io::Error::new(io::ErrorKind::NotFound, "it is not on this device any more");

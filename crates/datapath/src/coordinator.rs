@@ -170,14 +170,22 @@ unsafe impl Sync for CoordinatorKernel {}
 
 impl CoordinatorKernel {
     /// Loads the programs with fresh tables, or, if `pins` holds the tables of a coordinator with the same settings, with
-    /// those. `settings.abi_version` and the masks are filled in here; when tables are taken over so are their secrets
+    /// those, if its attachment is still on `ifindex`; what is left of one whose device is gone is removed.
+    /// `settings.abi_version` and the masks are filled in here; when tables are taken over so are their secrets
     /// and time offset.
-    pub fn load(mut settings: up_settings, sizes: TableSizes, pins: Option<PathBuf>) -> Result<Self, LoadError> {
+    pub fn load(mut settings: up_settings, sizes: TableSizes, pins: Option<(PathBuf, u32)>) -> Result<Self, LoadError> {
         assert!(sizes.buckets.is_power_of_two() && sizes.sessions.is_power_of_two() && sizes.sessions <= 1 << 16);
         settings.abi_version = UP_ABI_VERSION;
         settings.bucket_mask = sizes.buckets - 1;
         settings.session_mask = sizes.sessions - 1;
         libbpf_rs::set_print(None);
+        let pins = pins.map(|(pins, ifindex)| {
+            if !Link::is_pinned_on(&pins.join("link"), ifindex) {
+                // Tables that no program serves from any more: what they say may be long past.
+                unpin(&pins);
+            }
+            pins
+        });
         let kept = pins.as_deref().map(kept_settings).transpose()?.flatten();
         if let (Some(kept), Some(path)) = (&kept, &pins) {
             same_tables(kept, &settings, path)?;
