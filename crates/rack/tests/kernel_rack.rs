@@ -2,9 +2,9 @@
 
 mod common;
 
-use std::{fs, os::fd::AsRawFd, time::Duration};
+use std::time::Duration;
 
-use common::{NONE, acquainted, constant_program, name, send_numbers};
+use common::{NONE, acquainted, attach, constant_program, name, send_numbers};
 use underpass_rack::{Config, Fault, Links, Probability, Rack};
 
 #[test]
@@ -53,20 +53,11 @@ fn a_host_attaches_a_native_program_of_its_own() {
     let rack = Rack::up(&Config::of_hosts(&name("xdp"), &["a", "b"])).unwrap();
     let (a, b) = acquainted(&rack);
     let host = rack.host("b").unwrap();
-    let attach = |program: i32, flags: u32| {
-        host.enter(|| {
-            let index = fs::read_to_string(format!("/sys/class/net/{}/ifindex", host.ifname)).unwrap();
-            // SAFETY: takes numbers only; no options.
-            unsafe { libbpf_sys::bpf_xdp_attach(index.trim().parse().unwrap(), program, flags, std::ptr::null()) }
-        })
-        .unwrap()
-    };
-    let native = libbpf_sys::XDP_FLAGS_DRV_MODE | libbpf_sys::XDP_FLAGS_UPDATE_IF_NOEXIST;
     for (verdict, arriving) in [(XDP_DROP, 0), (XDP_PASS, 5), (XDP_TX, 0)] {
         let program = constant_program(verdict);
-        assert_eq!(attach(program.as_raw_fd(), native), 0);
+        attach(&host, Some(&program));
         assert_eq!(send_numbers(&a, &b, 5).len(), arriving);
-        assert_eq!(attach(-1, libbpf_sys::XDP_FLAGS_DRV_MODE), 0);
+        attach(&host, None);
         // The port still takes redirected frames: it does not depend on the program.
         assert_eq!(send_numbers(&a, &b, 5).len(), 5);
     }

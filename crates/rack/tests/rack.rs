@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{NONE, acquainted, name, send_numbers};
+use common::{NONE, acquainted, attach, constant_program, name, send_numbers};
 use underpass_rack::{Config, Error, Fault, FaultCounts, Host, HostConfig, HostStatus, Links, Probability, Rack, down};
 
 fn up(test: &str, hosts: &[&str]) -> Rack {
@@ -340,10 +340,22 @@ fn a_host_receives_in_a_pinned_thread() {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
         status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:\t")).unwrap().parse::<u64>().unwrap()
     };
-    let before = switches(thread.pid);
     let (a, b) = acquainted(&rack);
-    assert_eq!(send_numbers(&a, &b, 100).len(), 100);
-    assert!(switches(thread.pid) > before, "the thread has not run");
+    let host = rack.host("b").unwrap();
+    let pass = constant_program(2);
+    let receive_in_thread = || {
+        let before = switches(thread.pid);
+        assert_eq!(send_numbers(&a, &b, 100).len(), 100);
+        assert!(switches(thread.pid) > before, "the thread has not run");
+    };
+    receive_in_thread();
+    // It stays the same, and where it is, when the host's own program comes and goes.
+    let place = cpus(thread.pid);
+    attach(&host, Some(&pass));
+    receive_in_thread();
+    attach(&host, None);
+    receive_in_thread();
+    assert_eq!(cpus(thread.pid), place);
 }
 
 #[test]

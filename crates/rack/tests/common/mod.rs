@@ -1,8 +1,9 @@
 //! What tests of real racks share.
 
 use std::{
+    fs,
     net::{SocketAddr, UdpSocket},
-    os::fd::{FromRawFd, OwnedFd},
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
     thread,
     time::Duration,
 };
@@ -55,7 +56,6 @@ pub fn acquainted(rack: &Rack) -> (UdpSocket, UdpSocket) {
 }
 
 /// A program that returns a verdict and does nothing else.
-#[allow(dead_code, reason = "only some of the test crates use it")]
 pub fn constant_program(verdict: i32) -> OwnedFd {
     const LOAD_R0: u8 = 0xb7;
     const EXIT: u8 = 0x95;
@@ -75,4 +75,19 @@ pub fn constant_program(verdict: i32) -> OwnedFd {
     assert!(program >= 0);
     // SAFETY: the kernel has just handed the descriptor out, to nobody else.
     unsafe { OwnedFd::from_raw_fd(program) }
+}
+
+/// Attaches a native program to a host's interface, or detaches the one that is there.
+pub fn attach(host: &Host, program: Option<&OwnedFd>) {
+    let flags = match program {
+        Some(_) => libbpf_sys::XDP_FLAGS_DRV_MODE | libbpf_sys::XDP_FLAGS_UPDATE_IF_NOEXIST,
+        None => libbpf_sys::XDP_FLAGS_DRV_MODE,
+    };
+    let program = program.map_or(-1, |program| program.as_raw_fd());
+    let attach = || {
+        let index = fs::read_to_string(format!("/sys/class/net/{}/ifindex", host.ifname)).unwrap();
+        // SAFETY: takes numbers only; no options.
+        unsafe { libbpf_sys::bpf_xdp_attach(index.trim().parse().unwrap(), program, flags, std::ptr::null()) }
+    };
+    assert_eq!(host.enter(attach).unwrap(), 0);
 }
