@@ -79,7 +79,12 @@ pub(super) fn explain(ops: &[Op], stuck: &Stuck, keys: &Interner, values: &Inter
     let prefix: Vec<Op> = ops.iter().filter(|op| op.call <= end).copied().collect();
     let key = Text(keys.bytes(ops[0].key).to_vec());
     let show = |op: &Op| op.operation(keys, values);
-    if let Some(Found { title, ops: shown, reason }) = known(&prefix) {
+    // What shows it may have been called only afterwards, if the search could tell in advance.
+    let found = never_written(ops)
+        .map(|found| (found, ops))
+        .or_else(|| Some((known(&prefix)?, &prefix[..])))
+        .or_else(|| Some((known(ops)?, ops)));
+    if let Some((Found { title, ops: shown, reason }, prefix)) = found {
         let mut order = shown.clone();
         order.sort_by_key(|&i| (prefix[i].call, prefix[i].ret, i));
         let mut text = reason;
@@ -111,8 +116,7 @@ pub(super) fn explain(ops: &[Op], stuck: &Stuck, keys: &Interner, values: &Inter
 }
 
 fn known(ops: &[Op]) -> Option<Found> {
-    never_written(ops)
-        .or_else(|| same_number_twice(ops))
+    same_number_twice(ops)
         .or_else(|| two_values(ops))
         .or_else(|| both_replaced_one(ops))
         .or_else(|| out_of_real_time(ops))

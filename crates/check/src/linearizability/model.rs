@@ -241,8 +241,11 @@ fn numeric(bytes: Option<&[u8]>) -> Numeric {
     }
 }
 
-/// Whether INCR might do anything but refuse it.
-pub(super) fn may_be_number(bytes: &[u8]) -> bool {
+/// Whether INCR might do anything but refuse it; `extended`: or anything that APPEND and PREPEND make of it.
+pub(super) fn may_be_number(bytes: &[u8], extended: bool) -> bool {
+    if extended {
+        return bytes.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'+' | b'-') || byte.is_ascii_whitespace());
+    }
     !matches!(numeric(Some(bytes)), Numeric::No)
 }
 

@@ -65,7 +65,7 @@ pub(super) struct Quiet {
     pub(super) outstanding: Vec<usize>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug)]
 struct Config {
     state: State,
     /// Open operations that have taken effect, ascending. Of the unknown ones see `used`.
@@ -73,7 +73,16 @@ struct Config {
     /// Open PUTs that need not take effect any more, ascending.
     absorbed: Vec<u32>,
     /// How many unknown operations of each class have taken effect, beyond those that did so in every configuration.
-    used: Vec<(u32, u32)>,
+    used: Used,
+}
+
+/// Number of operations by class, ascending by class.
+type Used = Vec<(u32, u32)>;
+
+/// Whether `fewer` has no operation used that `more` has not.
+fn covers(fewer: &Used, more: &Used) -> bool {
+    let count = |class| more.binary_search_by_key(&class, |&(class, _)| class).map_or(0, |at| more[at].1);
+    fewer.len() <= more.len() && fewer.iter().all(|&(class, used)| used <= count(class))
 }
 
 impl Config {
@@ -109,7 +118,7 @@ fn remove(sorted: &mut Vec<u32>, value: u32) -> bool {
 }
 
 /// A configuration on the way to placing an operation.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug)]
 struct Node {
     config: Config,
     /// The state before the last step, if that step need not have been taken.
@@ -167,6 +176,14 @@ pub(super) struct Search<'a> {
     settled: Vec<u32>,
     class_ids: HashMap<ClassKey, u32>,
     classes_by_value: HashMap<Content, Vec<u32>>,
+    /// The classes that make an item into junk, out of any state, of an item, and of none.
+    junk_put: Option<u32>,
+    junk_replace: Option<u32>,
+    junk_add: Option<u32>,
+    /// Some operation gives a lifetime.
+    expiring: bool,
+    /// What reads found under each number.
+    seen: HashMap<u64, Content>,
     /// On keys with PUTs without a sequence number: when each value was read for the last time.
     last_read: HashMap<Content, u64>,
     work: u64,
@@ -215,6 +232,11 @@ impl<'a> Search<'a> {
             settled: Vec::new(),
             class_ids: HashMap::new(),
             classes_by_value: HashMap::new(),
+            junk_put: None,
+            junk_replace: None,
+            junk_add: None,
+            expiring: ops.iter().any(|op| op.ttl_ms.is_some_and(|ttl_ms| ttl_ms > 0)),
+            seen: HashMap::new(),
             last_read: HashMap::new(),
             work: 0,
             budget,
@@ -227,6 +249,8 @@ impl<'a> Search<'a> {
         }
         if ops.iter().any(Op::is_unknown) {
             search.observed = search.find_observed(values);
+            let reads = ops.iter().filter(|op| op.request == Request::Get && op.cas != 0);
+            search.seen = reads.map(|op| (op.cas, op.value)).collect();
         }
         search
     }
@@ -252,7 +276,7 @@ impl<'a> Search<'a> {
         let (Some(observed), Some(bytes)) = (&mut self.observed, self.contents.bytes(content)) else { return content };
         let seen = *observed.known.entry(content).or_insert_with(|| {
             observed.whole.contains(&content)
-                || (observed.numbers && (observed.parts.is_some() || may_be_number(bytes)))
+                || (observed.numbers && may_be_number(bytes, observed.parts.is_some()))
                 || observed
                     .parts
                     .as_ref()
@@ -311,10 +335,23 @@ impl<'a> Search<'a> {
         if op.is_unknown() {
             let value = self.distinct(op.value);
             let only = op.ttl_ms.is_some_and(|ttl_ms| ttl_ms > 0).then_some(i);
-            let key = ClassKey { request: op.request, value, delta: op.delta, expected: op.expected, only };
+            // Each makes what somebody wrote into something that nobody can tell.
+            let request = match op.request {
+                Request::Append | Request::Prepend if value == JUNK && !self.expiring => Request::Replace,
+                request => request,
+            };
+            let key = ClassKey { request, value, delta: op.delta, expected: op.expected, only };
             let next = self.classes.len() as u32;
             let class = *self.class_ids.entry(key).or_insert(next);
             if class == next {
+                if value == JUNK && only.is_none() {
+                    match request {
+                        Request::Replace => self.junk_replace = Some(class),
+                        Request::Add => self.junk_add = Some(class),
+                        Request::Put => self.junk_put = Some(class),
+                        _ => {}
+                    }
+                }
                 self.classes.push(Class::default());
                 self.classes_by_value.entry(value).or_default().push(class);
             }
@@ -391,7 +428,7 @@ impl<'a> Search<'a> {
         let goal_place =
             if goal_op.cas == 0 { None } else { Some((goal_op.cas, goal_op.request == Request::Get, goal)) };
         let mut stack = vec![Node { config: start, without: None }];
-        let mut visited: HashSet<Node> = HashSet::new();
+        let mut visited: HashMap<_, Vec<Used>> = HashMap::new();
         let mut next = Vec::new();
         while let Some(node) = stack.pop() {
             if node.config.is_done(goal) {
@@ -412,9 +449,13 @@ impl<'a> Search<'a> {
                 stack.append(&mut next);
                 continue;
             }
-            for node in next.drain(..) {
-                if !visited.contains(&node) {
-                    visited.insert(node.clone());
+            // Known operations come first in `next` and are to be tried first: what uses fewer unknown ones covers more.
+            for node in next.drain(..).rev() {
+                let Config { state, done, absorbed, used } = &node.config;
+                let others = visited.entry((*state, node.without, done.clone(), absorbed.clone())).or_default();
+                self.work += others.len() as u64 / 16;
+                if !others.iter().any(|other| covers(other, used)) {
+                    others.push(used.clone());
                     stack.push(node);
                 }
             }
@@ -478,7 +519,15 @@ impl<'a> Search<'a> {
                 }
             }
             for i in 0..self.live.len() {
-                self.step(node, Step::Unknown(self.live[i]), next);
+                let class = self.live[i];
+                // A PUT can do what an ADD or a REPLACE can, and more: it is kept for later while they will do.
+                let instead = if state.content == ABSENT { self.junk_add } else { self.junk_replace };
+                let spare = Some(class) == self.junk_put
+                    && !state.dead
+                    && instead.is_some_and(|instead| self.next_of_class(config, instead).is_some());
+                if !spare {
+                    self.step(node, Step::Unknown(class), next);
+                }
             }
         } else {
             self.steps_to_values(node, goal, forced, next);
@@ -567,6 +616,10 @@ impl<'a> Search<'a> {
                 None => return false,
             },
         };
+        if after.content == JUNK && after.cas != 0 && self.seen.contains_key(&after.cas) {
+            // Somebody could tell what it was.
+            return false;
+        }
         if let Some(without) = &node.without {
             // Was the step before this one of any use to it?
             let useless = match step {
@@ -668,14 +721,13 @@ impl<'a> Search<'a> {
 
 /// Drops configurations that are no better than another: equal but for more unknown operations used.
 fn minimal(configs: Vec<Config>) -> Vec<Config> {
-    let mut groups: HashMap<(State, Vec<u32>, Vec<u32>), Vec<Vec<(u32, u32)>>> = HashMap::new();
+    let mut groups: HashMap<_, Vec<Used>> = HashMap::new();
     let mut out = Vec::new();
     let mut order: Vec<Config> = configs;
     order.sort_by_key(|config| config.used.iter().map(|&(_, count)| u64::from(count)).sum::<u64>());
     for config in order {
         let group = groups.entry((config.state, config.done.clone(), config.absorbed.clone())).or_default();
-        let covered = group.iter().any(|smaller| smaller.iter().all(|&(class, count)| config.used(class) >= count));
-        if !covered {
+        if !group.iter().any(|other| covers(other, &config.used)) {
             group.push(config.used.clone());
             out.push(config);
         }
