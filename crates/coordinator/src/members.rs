@@ -17,6 +17,8 @@ const RETRY_MIN_MS: u64 = 20;
 const RETRY_MAX_MS: u64 = 1000;
 /// A member that does not answer heartbeats for this long gets no reads.
 const SILENCE_MS: u64 = 1000;
+/// Longer than this between two looks for silence, and the agent was held up.
+const HELD_UP_MS: u64 = 100;
 /// How often what the shard waits for is said again.
 const SAY_MS: u64 = 3000;
 
@@ -88,6 +90,8 @@ pub struct Members {
     members: Vec<Member>,
     phase: Phase,
     store_full: bool,
+    /// When silence was looked for last.
+    checked_ms: u64,
     /// Numbers the questions.
     request: u64,
     say_ms: u64,
@@ -124,6 +128,7 @@ impl Members {
             members: shard.members.iter().map(member).collect(),
             phase: Phase::Asking,
             store_full: false,
+            checked_ms: now_ms,
             // An answer to another epoch's question is none to this one's.
             request: u64::from(record.epoch) << 32,
             say_ms: now_ms + SAY_MS,
@@ -433,8 +438,12 @@ impl Members {
         if self.phase != Phase::Serving {
             return Event::None;
         }
+        // While this agent was held up itself, by a busy machine or a stopped one, nobody was asked anything.
+        let held_up_ms = now_ms.saturating_sub(self.checked_ms).saturating_sub(HELD_UP_MS);
+        self.checked_ms = now_ms;
         let mut event = Event::None;
         for (index, member) in self.members.iter_mut().enumerate() {
+            member.heard_ms = member.heard_ms.map(|heard_ms| heard_ms.saturating_add(held_up_ms).min(now_ms));
             let silent_ms = now_ms.saturating_sub(member.heard_ms.unwrap_or(0));
             if member.serving && silent_ms > SILENCE_MS {
                 member.serving = false;
@@ -682,8 +691,10 @@ mod tests {
     fn reads_avoid_the_silent_and_the_restarted() {
         let mut members = serving();
         let header = members.header(Op::HeartbeatAck);
-        assert_eq!(members.heartbeat_ack(at(2), &header, &ack(11, 0), 900), Event::None);
-        assert_eq!(members.check_silence(1000), Event::None);
+        for now_ms in (0..=1000).step_by(50) {
+            assert_eq!(members.heartbeat_ack(at(2), &header, &ack(11, 0), now_ms), Event::None);
+            assert_eq!(members.check_silence(now_ms), Event::None);
+        }
         assert_eq!(members.check_silence(1001), Event::Changed);
         let config = members.config(0, u64::MAX, &[]);
         assert_eq!((config.serving, config.serving_list[0], config.must_ack), (1, 0, 3), "must_ack never changes");
@@ -700,6 +711,15 @@ mod tests {
         assert_eq!(members.rejected(at(9), &header), Event::None, "not a member");
         assert_eq!(members.rejected(at(2), &header), Event::Changed);
         assert_eq!(members.config(0, u64::MAX, &[]).serving, 0);
+    }
+
+    #[test]
+    fn an_agent_that_was_held_up_blames_nobody() {
+        let mut members = serving();
+        assert_eq!(members.check_silence(50), Event::None);
+        assert_eq!(members.check_silence(60_000), Event::None);
+        let silent = (60_000..62_000).step_by(50).find(|&now_ms| members.check_silence(now_ms) == Event::Changed);
+        assert!(silent.is_some_and(|now_ms| (60_800..=61_050).contains(&now_ms)), "{silent:?}");
     }
 
     #[test]

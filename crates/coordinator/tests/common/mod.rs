@@ -15,7 +15,11 @@ use underpass_protocol::{
 pub const WAIT: Duration = Duration::from_secs(10);
 
 pub fn bind() -> (UdpSocket, Endpoint) {
-    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    bind_at("127.0.0.1:0")
+}
+
+pub fn bind_at(address: &str) -> (UdpSocket, Endpoint) {
+    let socket = UdpSocket::bind(address).unwrap();
     let SocketAddr::V4(address) = socket.local_addr().unwrap() else { panic!() };
     (socket, address.into())
 }
@@ -37,7 +41,10 @@ pub struct Answer {
 
 impl Client {
     pub fn new(coordinator: Endpoint) -> Self {
-        let (socket, me) = bind();
+        Self::with(bind(), coordinator)
+    }
+
+    pub fn with((socket, me): (UdpSocket, Endpoint), coordinator: Endpoint) -> Self {
         socket.set_read_timeout(Some(WAIT)).unwrap();
         Self { socket, me, coordinator: coordinator.into() }
     }
@@ -48,7 +55,12 @@ impl Client {
 
     pub fn receive(&self) -> Answer {
         let mut buffer = [0; 2048];
-        let len = self.socket.recv(&mut buffer).expect("an answer");
+        let len = loop {
+            match self.socket.recv(&mut buffer) {
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                received => break received.expect("an answer"),
+            }
+        };
         let packet = Packet::parse(&buffer[..len]).unwrap();
         Answer { header: packet.header, key: packet.key.to_vec(), value: packet.value.to_vec(), len }
     }
