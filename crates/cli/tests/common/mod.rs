@@ -1,0 +1,354 @@
+//! A shard in a rack, and clients that record what they saw.
+
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Child, Stdio},
+    sync::{Arc, Mutex},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use tempfile::TempDir;
+use underpass_check::{
+    history::{Operation, Outcome, Request as Op, Text},
+    invariants::linearizable,
+};
+use underpass_client::{Call, Client, Config, Error, Reply};
+use underpass_protocol::{
+    client::Request,
+    wire::{Kind, Status},
+};
+use underpass_rack::{Config as RackConfig, Rack};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_underpass");
+const REPLICAS: usize = 3;
+const PORT: u16 = 5550;
+
+/// What the coordinator runs as.
+#[derive(Clone, Copy, Debug)]
+pub struct Variant {
+    pub name: &'static str,
+    pub datapath: &'static str,
+    pub write_path: &'static str,
+    pub mode: &'static str,
+}
+
+impl Variant {
+    pub const XDP: Self = Self { name: "xdp", datapath: "xdp", write_path: "broadcast", mode: "native" };
+}
+
+/// A coordinator, three replicas and a host for clients.
+pub struct System {
+    pub rack: Rack,
+    variant: Variant,
+    folder: TempDir,
+    agent: Option<Child>,
+    replicas: Vec<Option<Child>>,
+}
+
+fn replica_name(index: usize) -> String {
+    format!("r{index}")
+}
+
+impl System {
+    pub fn start(variant: Variant) -> Self {
+        let folder = TempDir::new().unwrap();
+        let name = format!("sys-{}", variant.name);
+        underpass_rack::down(&name).unwrap();
+        let rack = Rack::up(&RackConfig::of_hosts(&name, &["coord", "r0", "r1", "r2", "client"])).unwrap();
+        let mut system = Self { rack, variant, folder, agent: None, replicas: Vec::new() };
+        for index in 0..REPLICAS {
+            let host = system.rack.host(&replica_name(index)).unwrap();
+            let mut command = host.command(PROGRAM).unwrap();
+            command.args(["replica", "--memory", "256", "--listen", &format!("{}:{PORT}", host.addr), "--control"]);
+            command.arg(system.control(&replica_name(index))).stderr(system.log(&replica_name(index)));
+            system.replicas.push(Some(command.spawn().unwrap()));
+        }
+        system.agent = Some(system.start_agent());
+        system
+    }
+
+    fn control(&self, of: &str) -> PathBuf {
+        self.folder.path().join(format!("{of}.sock"))
+    }
+
+    fn log(&self, of: &str) -> Stdio {
+        let path = self.folder.path().join(format!("{of}.log"));
+        fs::OpenOptions::new().create(true).append(true).open(path).unwrap().into()
+    }
+
+    /// What the processes said; shown when something fails.
+    fn logs(&self) -> String {
+        let mut logs = String::new();
+        for entry in fs::read_dir(self.folder.path()).unwrap().flatten() {
+            if entry.path().extension().is_some_and(|e| e == "log") {
+                let text = fs::read_to_string(entry.path()).unwrap_or_default();
+                logs += &format!("--- {}\n{text}", entry.path().display());
+            }
+        }
+        logs
+    }
+
+    /// Starts a coordinator's agent and waits until its shard serves.
+    pub fn start_agent(&self) -> Child {
+        let host = self.rack.host("coord").unwrap();
+        let mut command = host.command(PROGRAM).unwrap();
+        command.args(["coordinator", "run", "--datapath", self.variant.datapath]);
+        command.arg("--listen").arg(format!("{}:{PORT}", host.addr));
+        if self.variant.datapath == "xdp" {
+            command.args(["--device", &host.ifname, "--mode", self.variant.mode]);
+            command.args(["--write-path", self.variant.write_path]);
+        }
+        for index in 0..REPLICAS {
+            let replica = self.rack.host(&replica_name(index)).unwrap();
+            command.arg("--member").arg(format!("{}:{PORT}", replica.addr));
+        }
+        command.arg("--state").arg(self.folder.path().join("state"));
+        command.arg("--control").arg(self.control("coord")).stderr(self.log("coord"));
+        let agent = command.spawn().unwrap();
+        let until = Instant::now() + Duration::from_secs(10);
+        while self.rack.host("client").unwrap().enter(|| Client::connect(self.config())).unwrap().is_err() {
+            assert!(Instant::now() < until, "the shard does not serve after ten seconds\n{}", self.logs());
+            thread::sleep(Duration::from_millis(50));
+        }
+        agent
+    }
+
+    pub fn take_agent(&mut self) -> Child {
+        self.agent.take().unwrap()
+    }
+
+    pub fn put_agent(&mut self, agent: Child) {
+        self.agent = Some(agent);
+    }
+
+    pub fn stop_agent(&mut self) {
+        let mut agent = self.take_agent();
+        kill(Pid::from_raw(agent.id() as i32), Signal::SIGTERM).unwrap();
+        let status = agent.wait().unwrap();
+        assert!(status.success(), "the agent ended with {status}\n{}", self.logs());
+    }
+
+    pub fn kill_replica(&self, index: usize) {
+        let replica = self.replicas[index].as_ref().unwrap();
+        kill(Pid::from_raw(replica.id() as i32), Signal::SIGKILL).unwrap();
+    }
+
+    fn config(&self) -> Config {
+        let coordinator = std::net::SocketAddrV4::new(self.rack.host("coord").unwrap().addr, PORT);
+        Config { sessions: 8, ..Config::single(0, coordinator) }
+    }
+
+    /// Eight clients of every kind of operation on a few keys, for so long; `meanwhile` runs beside them.
+    pub fn load(&self, length: Duration, meanwhile: impl FnOnce(&Self) + Send) -> History {
+        let seed: u64 = rand::random::<u64>() >> 8;
+        println!("{:?}, seed {seed}", self.variant);
+        let history = Arc::new(Mutex::new(Vec::new()));
+        thread::scope(|scope| {
+            let clients = scope.spawn(|| {
+                let host = self.rack.host("client").unwrap();
+                let recorded = history.clone();
+                host.enter(|| {
+                    let recorder = move |call: &Call<'_>| recorded.lock().unwrap().push(operation(call));
+                    let client = Client::connect_recorded(self.config(), Box::new(recorder)).unwrap();
+                    let until = Instant::now() + length;
+                    thread::scope(|scope| {
+                        for thread in 0..8 {
+                            let (client, mut rng) = (&client, StdRng::seed_from_u64(seed + thread));
+                            scope.spawn(move || {
+                                while Instant::now() < until {
+                                    // Half of them only read: writers wait for what may never be answered.
+                                    act(client, &mut rng, thread % 2 == 0);
+                                }
+                            });
+                        }
+                    });
+                })
+                .unwrap();
+            });
+            meanwhile(self);
+            clients.join().unwrap();
+        });
+        History(Arc::try_unwrap(history).unwrap().into_inner().unwrap())
+    }
+
+    /// Every replica holds the same items once nothing is under way.
+    pub fn replicas_agree(&self) {
+        let items = |index| {
+            let (_, stats) = underpass_replica::cli::ask(&self.control(&replica_name(index))).unwrap();
+            stats.items
+        };
+        let until = Instant::now() + Duration::from_secs(5);
+        loop {
+            let counts: Vec<_> = (0..REPLICAS).map(items).collect();
+            if counts.iter().all(|count| *count == counts[0]) {
+                return;
+            }
+            assert!(Instant::now() < until, "replicas hold {counts:?} items\n{}", self.logs());
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Stops everything in order: each process ends by itself and well.
+    pub fn stop(mut self) {
+        self.stop_agent();
+        let device = self.rack.host("coord").unwrap();
+        let link = device.command("ip").unwrap().args(["-d", "link", "show", &device.ifname]).output().unwrap();
+        let link = String::from_utf8_lossy(&link.stdout);
+        assert!(!link.contains("prog/xdp"), "the program is still attached\n{link}\n{}", self.logs());
+        for replica in &mut self.replicas {
+            let mut replica = replica.take().unwrap();
+            kill(Pid::from_raw(replica.id() as i32), Signal::SIGTERM).unwrap();
+            assert!(replica.wait().unwrap().success());
+        }
+    }
+}
+
+/// Ends what still runs, in order where it can: a coordinator that is killed leaves its pinned tables to the next one.
+impl Drop for System {
+    fn drop(&mut self) {
+        if let Some(mut agent) = self.agent.take() {
+            let _ = kill(Pid::from_raw(agent.id() as i32), Signal::SIGTERM);
+            let _ = agent.wait();
+        }
+        for mut replica in self.replicas.drain(..).flatten() {
+            let _ = replica.kill();
+            let _ = replica.wait();
+        }
+    }
+}
+
+fn act(client: &Client, rng: &mut StdRng, only_read: bool) {
+    let key = format!("key-{}", rng.random_range(0..24));
+    let key = key.as_bytes();
+    let value = format!("{:x}", rng.random::<u64>());
+    let value = value.as_bytes();
+    // Outcomes are in the history.
+    match rng.random_range(if only_read { 0..60 } else { 40..100 }) {
+        0..60 => drop(client.get(key)),
+        60..80 => drop(client.put(key, value)),
+        80..83 => drop(client.delete(key)),
+        83..86 => drop(client.add(key, value)),
+        86..89 => drop(client.replace(key, value)),
+        89..94 => {
+            if let Ok(Some(item)) = client.get(key) {
+                drop(client.cas(key, value, item.cas));
+            }
+        }
+        94..96 => drop(client.append(key, b"+")),
+        96..97 => drop(client.prepend(key, b"-")),
+        _ => drop(client.incr(b"counter", rng.random_range(-5..10))),
+    }
+}
+
+fn operation(call: &Call<'_>) -> Operation {
+    let (op, key) = match call.request {
+        Request::Read { key } => (Op::Get, key),
+        Request::Write { kind, key, .. } => {
+            let op = match kind {
+                Kind::Put => Op::Put,
+                Kind::Delete => Op::Delete,
+                Kind::Add => Op::Add,
+                Kind::Replace => Op::Replace,
+                Kind::Cas => Op::Cas,
+                Kind::Incr => Op::Incr,
+                Kind::Append => Op::Append,
+                Kind::Prepend => Op::Prepend,
+                Kind::Touch => Op::Touch,
+            };
+            (op, key)
+        }
+    };
+    let text = |bytes: &[u8]| Text(bytes.to_vec());
+    let mut operation = Operation::call(0, op, text(key), call.call_ns);
+    if let Request::Write { kind, operand, .. } = call.request {
+        operation.ttl_ms = operand.ttl_ms;
+        match kind {
+            Kind::Delete | Kind::Touch => {}
+            Kind::Incr => operation.delta = Some(operand.delta),
+            _ => operation.value = Some(text(operand.data)),
+        }
+        operation.expected = (kind == Kind::Cas).then_some(operand.expected);
+    }
+    match call.result {
+        Ok(Reply::Read(None)) => operation.finish(Outcome::NotFound, call.return_ns),
+        Ok(Reply::Read(Some(item))) => {
+            operation.value = Some(text(&item.value));
+            operation.cas = Some(item.cas);
+            operation.finish(Outcome::Ok, call.return_ns);
+        }
+        Ok(Reply::Written { status, seq, number }) => {
+            operation.cas = Some(*seq);
+            operation.number = *number;
+            let outcome = match status {
+                Status::Ok => Outcome::Ok,
+                Status::NotFound => Outcome::NotFound,
+                Status::Exists => Outcome::Exists,
+                Status::NotStored => Outcome::NotStored,
+                Status::NotANumber => Outcome::NotANumber,
+                Status::Overflow => Outcome::Overflow,
+                Status::TooLarge => Outcome::TooLarge,
+                Status::Aborted => Outcome::Failed,
+            };
+            operation.finish(outcome, call.return_ns);
+        }
+        Err(Error::Unknown { .. } | Error::TimedOut { .. }) => {}
+        Err(_) => operation.finish(Outcome::Failed, call.return_ns),
+    }
+    operation
+}
+
+/// What clients saw.
+pub struct History(Vec<Operation>);
+
+impl History {
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub fn joined(mut before: Self, after: Self) -> Self {
+        before.0.extend(after.0);
+        before
+    }
+
+    /// Fails unless it is linearizable.
+    pub fn check(&self) {
+        let unknown = self.0.iter().filter(|operation| operation.return_ns.is_none()).count();
+        println!("{} operations, {unknown} of unknown outcome", self.0.len());
+        for operation in &self.0 {
+            operation.validate().unwrap();
+        }
+        if let Err(violation) = linearizable::check(&self.0) {
+            panic!("{violation}");
+        }
+    }
+
+    fn answered(&self) -> Vec<&Operation> {
+        let answered = |operation: &&Operation| {
+            operation.return_ns.is_some() && !matches!(operation.outcome, Outcome::Failed | Outcome::Unknown)
+        };
+        self.0.iter().filter(answered).collect()
+    }
+
+    /// The longest time in which no operation was answered.
+    pub fn longest_gap(&self) -> Duration {
+        let mut times: Vec<_> = self.answered().iter().filter_map(|operation| operation.return_ns).collect();
+        times.sort_unstable();
+        Duration::from_nanos(times.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(u64::MAX))
+    }
+
+    /// Reads and writes that were answered in the last part of the history.
+    pub fn answered_in_last(&self, part: Duration) -> (usize, usize) {
+        let end = self.0.iter().filter_map(|operation| operation.return_ns).max().unwrap_or(0);
+        let late = |operation: &&&Operation| operation.return_ns > Some(end - part.as_nanos() as u64);
+        let answered = self.answered();
+        let reads = answered.iter().filter(late).filter(|operation| operation.op == Op::Get).count();
+        (reads, answered.iter().filter(late).count() - reads)
+    }
+}

@@ -1,0 +1,98 @@
+//! The whole system in a rack: the real binary, every data path, faults on every link, and the linearizability checker.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{History, System, Variant};
+use underpass_rack::{Fault, Links, Probability};
+
+const FAULTS: f64 = 0.01;
+
+fn faulty() -> Fault {
+    let one_percent = Probability::new(FAULTS).unwrap();
+    Fault { loss: one_percent, duplicate: one_percent, reorder: one_percent, ..Fault::default() }
+}
+
+/// Runs the mixed workload under loss, duplication and reordering, and stops everything in order.
+fn is_linearizable(variant: Variant) {
+    let system = System::start(variant);
+    system.rack.set_fault(Links::ALL, &faulty()).unwrap();
+    let history = system.load(Duration::from_secs(3), |_| {});
+    system.rack.clear_faults().unwrap();
+    assert!(history.len() > 2_000, "only {} operations in three seconds: {variant:?}", history.len());
+    history.check();
+    system.replicas_agree();
+    system.stop();
+}
+
+#[test]
+fn xdp_broadcast_native() {
+    is_linearizable(Variant::XDP);
+}
+
+#[test]
+fn xdp_broadcast_generic() {
+    is_linearizable(Variant { name: "gen", mode: "generic", ..Variant::XDP });
+}
+
+#[test]
+fn xdp_tc() {
+    is_linearizable(Variant { name: "tc", write_path: "tc", ..Variant::XDP });
+}
+
+#[test]
+fn xdp_published() {
+    is_linearizable(Variant { name: "pub", write_path: "published", ..Variant::XDP });
+}
+
+#[test]
+fn socket() {
+    is_linearizable(Variant { name: "sock", datapath: "socket", ..Variant::XDP });
+}
+
+#[test]
+fn the_shard_outlives_its_agent() {
+    let mut system = System::start(Variant { name: "agent", ..Variant::XDP });
+    let mut agent = system.take_agent();
+    let history = system.load(Duration::from_secs(3), |system| {
+        std::thread::sleep(Duration::from_millis(700));
+        agent.kill().unwrap();
+        agent.wait().unwrap();
+        // Nobody but the kernel serves now.
+        std::thread::sleep(Duration::from_millis(700));
+        agent = system.start_agent();
+    });
+    system.put_agent(agent);
+    history.check();
+    // Operations went on while there was no agent.
+    let gap = history.longest_gap();
+    assert!(gap < Duration::from_millis(500), "nothing was answered for {gap:?}");
+    system.replicas_agree();
+    system.stop();
+}
+
+#[test]
+fn a_clean_end_keeps_the_data() {
+    let mut system = System::start(Variant { name: "clean", ..Variant::XDP });
+    let before = system.load(Duration::from_secs(1), |_| {});
+    system.stop_agent();
+    let agent = system.start_agent();
+    system.put_agent(agent);
+    let after = system.load(Duration::from_secs(1), |_| {});
+    History::joined(before, after).check();
+    system.stop();
+}
+
+#[test]
+fn a_lost_replica_stops_writes_and_not_reads() {
+    let system = System::start(Variant { name: "lost", ..Variant::XDP });
+    let history = system.load(Duration::from_secs(4), |system| {
+        std::thread::sleep(Duration::from_millis(1000));
+        system.kill_replica(1);
+    });
+    history.check();
+    let (reads, writes) = history.answered_in_last(Duration::from_secs(1));
+    assert!(reads > 100, "{reads} reads were answered after a replica was lost");
+    assert_eq!(writes, 0, "a write was acknowledged that a member does not hold");
+}
