@@ -4,6 +4,7 @@
 Usage: links.py ROOT
 
 A link must name a file or folder that exists and, behind a `#`, a heading of it. Links to other sites are not looked at.
+A path in a code span must exist too, if it begins with one of the repository's folders: prose names sources that way.
 """
 
 import os
@@ -15,21 +16,27 @@ from urllib.parse import unquote
 SKIPPED_FOLDERS = {".git", "target", "node_modules"}
 INLINE = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(\s*<?([^)<>\s]*)>?(?:\s+\"[^\"]*\")?\s*\)")
 REFERENCE = re.compile(r"^\s{0,3}\[[^\]]+\]:\s*<?([^<>\s]+)>?", re.MULTILINE)
+NAMED = re.compile(r"(?<!`)`((?:bpf|crates|decisions|dist|docs|fuzz|tests|tools)/[\w./-]*\w)`(?!`)")
 ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.IGNORECASE)
 
 
-def without_code(text):
-    """The text with fenced blocks and code spans blanked, line numbers kept."""
-    blank = lambda match: "\n" * match[0].count("\n")
-    text = re.sub(r"^( *)(`{3,}|~{3,}).*?^ *\2[`~]*\s*?$", blank, text, flags=re.MULTILINE | re.DOTALL)
+def blank(match):
+    """As many line ends as there were: line numbers stay true."""
+    return "\n" * match[0].count("\n")
+
+
+def without_fences(text):
+    return re.sub(r"^( *)(`{3,}|~{3,}).*?^ *\2[`~]*\s*?$", blank, text, flags=re.MULTILINE | re.DOTALL)
+
+
+def without_spans(text):
     return re.sub(r"(`+)(?!`).+?(?<!`)\1(?!`)", blank, text, flags=re.DOTALL)
 
 
 def anchors(text):
     """The anchors that GitHub makes for the headings, and those written by hand."""
     found, seen = set(re.findall(r"<a\s+(?:id|name)=\"([^\"]+)\"", text)), {}
-    outside_fences = re.sub(r"^( *)(`{3,}|~{3,}).*?^ *\2[`~]*\s*?$", "", text, flags=re.MULTILINE | re.DOTALL)
-    for heading in re.findall(r"^#{1,6}\s+(.*?)\s*#*\s*$", outside_fences, flags=re.MULTILINE):
+    for heading in re.findall(r"^#{1,6}\s+(.*?)\s*#*\s*$", without_fences(text), flags=re.MULTILINE):
         shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
         slug = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
         count = seen.get(slug, 0)
@@ -61,18 +68,26 @@ def objection(source, link):
     return None
 
 
+def check_file(root, source):
+    """For each link and each named path of a file: a complaint, or None."""
+    prose = without_fences(source.read_text())
+    plain = without_spans(prose)
+    for match in [*INLINE.finditer(plain), *REFERENCE.finditer(plain)]:
+        yield complaint(plain, match, source, objection(source, match[1]))
+    for match in NAMED.finditer(prose):
+        known = any((folder / match[1]).exists() for folder in (root, source.parent))
+        yield complaint(prose, match, source, None if known else "no such file")
+
+
+def complaint(text, match, source, why):
+    line = text.count("\n", 0, match.start(1)) + 1
+    return f"{source}:{line}: {match[1]}: {why}" if why else None
+
+
 def check(root):
     """Complaints about every Markdown file below `root`, and how many links were followed."""
-    complaints, count = [], 0
-    for source in markdown_files(root):
-        text = without_code(source.read_text())
-        for match in [*INLINE.finditer(text), *REFERENCE.finditer(text)]:
-            count += 1
-            why = objection(source, match[1])
-            if why:
-                line = text.count("\n", 0, match.start(1)) + 1
-                complaints.append(f"{source}:{line}: {match[1]}: {why}")
-    return complaints, count
+    results = [result for source in markdown_files(root) for result in check_file(root, source)]
+    return [result for result in results if result], len(results)
 
 
 if __name__ == "__main__":

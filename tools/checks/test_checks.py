@@ -133,6 +133,8 @@ class Links(Tree):
             "![picture](gone.svg)",
             "[x]: gone.md",
             "[x](/docs/there.md)",
+            "see `docs/gone.md`",
+            "see `docs/gone`, section 2",
             "```\nfence\n```\n[x](gone.md)",
         ]:
             with self.subTest(text):
@@ -144,6 +146,7 @@ class Links(Tree):
             "[x](there.md) [y](../docs) [z](there.md#a-heading-with-code-twice) [w](there.md#again-1)",
             "# Own\n[x](#own)",
             "[x](https://example.org/gone.md) [m](mailto:a@example.org)",
+            "see `docs/there.md`, `docs/there.md:12` and `docs/NAME.md`, and `not/ours.md`".replace("NAME", "*"),
             "`[x](gone.md)`\n\n```\n[x](gone.md)\n```\n",
         ]:
             with self.subTest(text):
