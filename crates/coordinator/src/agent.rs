@@ -22,7 +22,7 @@ use nix::{
 };
 use tracing::{debug, error, info, warn};
 use underpass_abi::{abi::up_config, wire::UP_EPOCH_SHIFT};
-use underpass_datapath::{attach, next_hop::NextHops};
+use underpass_datapath::{attach, features::transmits_redirected, next_hop::NextHops};
 use underpass_protocol::{
     control::{self, Closed, HeartbeatAck, Installed, OPEN_PADDING, Opened},
     coordinator::{CloseOutcome, Settings},
@@ -32,7 +32,7 @@ use underpass_protocol::{
 use crate::{
     authority::{Authority, FileAuthority, MemoryAuthority, Record},
     clock::{now_ms, time_offset_ms},
-    config::{Config, DataPathKind, Mode},
+    config::{Config, DataPathKind, Mode, WritePath},
     counters,
     datapath::{ControlPort, DataPath},
     members::{Event, Members, Phase},
@@ -135,17 +135,30 @@ impl Agent {
 fn open_datapath(config: &Config, settings: Settings) -> Result<Box<dyn DataPath>> {
     match config.datapath {
         DataPathKind::Socket => Ok(Box::new(SocketPath::start(config.listen, &config.cpus, settings)?)),
-        DataPathKind::Xdp => Ok(Box::new(XdpDataPath::start(XdpOptions {
-            listen: config.listen,
-            device: config.device.clone().map_or_else(|| device_with(config.listen.addr), Ok)?,
-            mode: match config.mode {
-                Mode::Native => attach::Mode::Native,
-                Mode::Generic => attach::Mode::Generic,
-            },
-            write_path: config.write_path,
-            pinned: config.state.is_some(),
-            settings,
-        })?)),
+        DataPathKind::Xdp => {
+            let device = config.device.clone().map_or_else(|| device_with(config.listen.addr), Ok)?;
+            let datapath = XdpDataPath::start(XdpOptions {
+                listen: config.listen,
+                device: device.clone(),
+                mode: match config.mode {
+                    Mode::Native => attach::Mode::Native,
+                    Mode::Generic => attach::Mode::Generic,
+                },
+                write_path: config.write_path,
+                pinned: config.state.is_some(),
+                settings,
+            })?;
+            let broadcasts = config.mode == Mode::Native && config.write_path == WritePath::Broadcast;
+            if broadcasts && datapath.device().and_then(transmits_redirected) == Some(false) {
+                // No error: a veth's peer may get its program after this.
+                warn!(
+                    "{device} does not transmit what XDP redirects: as long as this is so, no write reaches a replica. On a \
+                     veth, the peer needs an XDP program or GRO (`ethtool -K PEER gro on` while it is up); otherwise use \
+                     write_path = \"tc\""
+                );
+            }
+            Ok(Box::new(datapath))
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod attach;
 pub mod coordinator;
+pub mod features;
 pub mod frame;
 pub mod netlink;
 pub mod next_hop;

@@ -102,6 +102,25 @@ fn direct_and_behind_a_router() {
 }
 
 #[test]
+fn a_veth_transmits_what_its_peer_can_receive() {
+    use underpass_datapath::features::transmits_redirected;
+    let Some(net) = Net::new("d") else { return };
+    if transmits_redirected(net.ifindex).is_none() {
+        eprintln!("not run: this kernel does not tell what devices can do");
+        return;
+    }
+    assert_eq!(transmits_redirected(net.ifindex), Some(false));
+    let gro = |state| {
+        let args = ["netns", "exec", &net.router, "ethtool", "-K", "r0", "gro", state];
+        assert!(Command::new("ip").args(args).status().unwrap().success());
+    };
+    gro("on");
+    assert_eq!(transmits_redirected(net.ifindex), Some(true));
+    gro("off");
+    assert_eq!(transmits_redirected(net.ifindex), Some(false));
+}
+
+#[test]
 fn explains_what_cannot_be_reached() {
     let Some(net) = Net::new("b") else { return };
     let mut hops = NextHops::new(net.ifindex).unwrap();
