@@ -41,9 +41,12 @@ pub const SECOND_NS: u64 = 1_000_000_000;
 pub const NEVER: u64 = u64::MAX;
 
 /// Sessions left behind that a client remembers to close; the agent's ageing closes what is beyond that.
-const RETIRED_MAX: usize = 4;
-/// How often a client asks for a session left behind to be closed.
+const RETIRED_MAX: usize = 8;
+/// How often a client asks, without an answer, for a session left behind to be closed.
 const CLOSE_TRIES_MAX: u32 = 12;
+/// Tries counted when the agent answers that the write is pending: it is worth asking again, at a slow pace,
+/// for as long as it takes.
+const CLOSE_TRIES_PENDING: u32 = 5;
 const CLOSE_FIRST_NS: u64 = 20_000_000;
 const CLOSE_MAX_NS: u64 = 2 * SECOND_NS;
 /// Challenges answered at once before an agent that keeps challenging is asked more slowly.
@@ -136,10 +139,11 @@ impl Operation {
         self.due.min(self.deadline)
     }
 
-    fn complete(self, now: u64, outcome: Outcome, out: &mut Output) {
+    fn complete(self, now: u64, time_ms: Option<u64>, outcome: Outcome, out: &mut Output) {
         out.completions.push(Completion {
             tag: self.tag,
             outcome,
+            time_ms,
             submitted_ns: self.submitted,
             sent_ns: self.sent_ever,
             done_ns: now,
@@ -539,7 +543,9 @@ impl Client {
             self.link = Link::Closed;
         }
         if self.retired.len() == RETIRED_MAX {
-            self.retired.remove(0);
+            // Rather one that the agent's ageing will close in any case.
+            let at = self.retired.iter().position(|retired| retired.write.is_none()).unwrap_or(0);
+            self.retired.remove(at);
         }
         let nonce = dice.number();
         self.retired.push(Retired { id, token, nonce, due: now, tries: 0, write });
@@ -569,9 +575,13 @@ impl Client {
     }
 
     fn finish_read(&mut self, slot: usize, now: u64, outcome: Outcome, out: &mut Output) {
+        self.answer_read(slot, now, None, outcome, out);
+    }
+
+    fn answer_read(&mut self, slot: usize, now: u64, time_ms: Option<u64>, outcome: Outcome, out: &mut Output) {
         let read = self.reads[slot].take().expect("the caller found it");
         self.reads_outstanding -= 1;
-        read.complete(now, outcome, out);
+        read.complete(now, time_ms, outcome, out);
     }
 
     fn read_reply(&mut self, now: u64, packet: &Packet<'_>, out: &mut Output) {
@@ -588,7 +598,7 @@ impl Client {
             self.read_trip.measure(now.saturating_sub(sent));
         }
         self.was_used(header.session, sent);
-        self.finish_read(slot, now, Outcome::Read(item), out);
+        self.answer_read(slot, now, Some(header.time), Outcome::Read(item), out);
     }
 
     fn was_used(&mut self, id: SessionId, sent: u64) {
@@ -629,6 +639,10 @@ impl Client {
 
     /// Ends the outstanding write, leaving behind a session that was being closed to prove its fate.
     fn finish_write(&mut self, now: u64, outcome: Outcome, dice: &mut Dice, out: &mut Output) {
+        self.answer_write(now, None, outcome, dice, out);
+    }
+
+    fn answer_write(&mut self, now: u64, time_ms: Option<u64>, outcome: Outcome, dice: &mut Dice, out: &mut Output) {
         let write = self.write.take().expect("the caller found it");
         let Header { session, token, request, .. } = write.operation.header;
         let unknown = matches!(outcome, Outcome::Unknown(Doubt::Deadline(_) | Doubt::Ended));
@@ -637,7 +651,7 @@ impl Client {
         } else if matches!(write.phase, Phase::Proving { .. }) {
             self.retire(now, session, token, None, dice);
         }
-        write.operation.complete(now, outcome, out);
+        write.operation.complete(now, time_ms, outcome, out);
     }
 
     fn write_reply(&mut self, now: u64, packet: &Packet<'_>, dice: &mut Dice, out: &mut Output) {
@@ -656,7 +670,8 @@ impl Client {
             self.write_trip.measure(now.saturating_sub(sent));
         }
         self.was_used(header.session, sent);
-        self.finish_write(now, Outcome::Written { status, seq: header.seq, number }, dice, out);
+        let outcome = Outcome::Written { status, seq: header.seq, number };
+        self.answer_write(now, Some(header.time), outcome, dice, out);
     }
 
     fn write_reject(&mut self, now: u64, header: &Header, out: &mut Output, dice: &mut Dice) {
@@ -816,9 +831,10 @@ impl Client {
         };
         if closed.closed || !unresolved {
             self.retired.swap_remove(at);
-        } else if let Some((request, packet)) = &self.retired[at].write
+        } else if let Retired { write: Some((request, packet)), tries, .. } = &mut self.retired[at]
             && closed.request == *request
         {
+            *tries = CLOSE_TRIES_PENDING.min(*tries);
             out.send(packet);
         }
     }

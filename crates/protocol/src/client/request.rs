@@ -200,6 +200,9 @@ pub struct Completion {
     pub tag: u64,
     /// How it ended.
     pub outcome: Outcome,
+    /// The coordinator's time, in milliseconds since 1970, that the answered request was stamped with: what expiry was
+    /// judged by. `None`: there was no answer.
+    pub time_ms: Option<u64>,
     /// When it was submitted.
     pub submitted_ns: u64,
     /// When its first copy was sent; `None`: never.
