@@ -514,7 +514,7 @@ impl<'a> Search<'a> {
         if self.conditional {
             for i in 0..self.loose.len() {
                 let op = self.loose[i];
-                if op != goal && !config.is_done(op) && !self.ops[op as usize].is_observer() {
+                if op != goal && !config.is_done(op) {
                     self.step(node, Step::Known(op), next);
                 }
             }
@@ -523,7 +523,7 @@ impl<'a> Search<'a> {
                 // A PUT can do what an ADD or a REPLACE can, and more: it is kept for later while they will do.
                 let instead = if state.content == ABSENT { self.junk_add } else { self.junk_replace };
                 let spare = Some(class) == self.junk_put
-                    && !state.dead
+                    && !self.expiring
                     && instead.is_some_and(|instead| self.next_of_class(config, instead).is_some());
                 if !spare {
                     self.step(node, Step::Unknown(class), next);
