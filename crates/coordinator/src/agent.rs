@@ -369,7 +369,7 @@ impl Loop {
         };
         let control = datapath.take_control();
         info!(
-            "coordinator {} ({}, {}): {} shards, {} sessions",
+            "coordinator {} ({}, {}): shards: {}, sessions: up to {}",
             datapath.listen(),
             datapath.name(),
             datapath.mode(),

@@ -61,7 +61,7 @@ pub fn run(command: Command) -> Result<()> {
         Command::Run(args) => serve(args.into_config()?),
         Command::Check(args) => {
             let config = args.into_config()?;
-            println!("{} ({}), {} shards: all right", config.listen, config.datapath, config.shards.len());
+            println!("all right: {} ({}), shards: {}", config.listen, config.datapath, config.shards.len());
             Ok(())
         }
         Command::Stats(args) => show(&args),
