@@ -6,6 +6,7 @@ use clap::Subcommand;
 pub use crate::demo::{DemoArgs, run as run_demo};
 use crate::{
     coordinator::{self, CoordinatorArgs},
+    replica::{self, ReplicaArgs},
     ycsb::{self, YcsbArgs},
 };
 
@@ -16,6 +17,8 @@ pub enum Command {
     Coordinator(CoordinatorArgs),
     /// Drive the whole system in a virtual rack: throughput, latencies, linearizability
     Ycsb(YcsbArgs),
+    /// Compare GETs from one core of a replica with memcached over UDP on the same core
+    Replica(ReplicaArgs),
 }
 
 /// Runs a benchmark and prints what it found.
@@ -25,6 +28,7 @@ pub enum Command {
 pub fn run(command: Command) -> Result<()> {
     let text = match command {
         Command::Coordinator(args) => coordinator::run(&args)?.text(),
+        Command::Replica(args) => replica::run(&args)?.text(),
         Command::Ycsb(args) => ycsb::run(&args)?.text(),
     };
     print!("{text}");

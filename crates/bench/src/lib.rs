@@ -14,6 +14,7 @@ pub mod load;
 pub mod netns;
 pub mod plot;
 pub mod process;
+pub mod replica;
 pub mod report;
 pub mod system;
 pub mod workload;

@@ -68,6 +68,7 @@ fn draw_bars(path: &Path, title: &str, axis: &str, groups: &[Group]) -> Result<(
         .configure_mesh()
         .disable_x_mesh()
         .disable_x_axis()
+        .light_line_style(WHITE)
         .y_desc(axis)
         .y_label_formatter(&|value| crate::report::count(*value))
         .label_style(("sans-serif", 13))
@@ -154,6 +155,7 @@ fn draw_curves(
     let mut chart = ChartBuilder::on(&area)
         .caption(title, ("sans-serif", 20))
         .margin(12)
+        .margin_right(36)
         .x_label_area_size(48)
         .y_label_area_size(80)
         .build_cartesian_2d(x.0..x.1, (y.0 / 1.2..y.1 * 1.2).log_scale())?;

@@ -139,6 +139,11 @@ impl Daemon {
         Ok(Self { name, child, log })
     }
 
+    /// The name it was given.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Number of the process.
     pub fn id(&self) -> u32 {
         self.child.id()

@@ -1,0 +1,718 @@
+//! `underpass bench replica`: GETs from one core of a replica, against memcached over UDP on the same core.
+
+use std::{
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    os::fd::AsRawFd,
+    path::PathBuf,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use rand::{SeedableRng, rngs::SmallRng};
+use serde::Serialize;
+use underpass_abi::wire::UP_EPOCH_SHIFT;
+use underpass_protocol::{
+    control::{self, Configuration, Heartbeat, Install, Installed, MemberInfo},
+    wire::{DATAGRAM_MAX, Endpoint, HEADER_LEN, Header, Op, Packet, SessionId, Status},
+};
+
+use crate::{
+    bed::{COORDINATOR_CORE as SERVER_CORE, LOAD_CORE, SHARD},
+    cpu::{self, KeepAwake, Meter},
+    netns::{self, Netns},
+    process::{self, Daemon, Directory},
+    report::{self, Machine, Ratio, Spread, Table},
+    system::Size,
+    workload::{Items, Popularity, Workload, key, value, value_number},
+};
+
+/// Options of `underpass bench replica`.
+#[derive(Clone, Debug, Args)]
+pub struct ReplicaArgs {
+    /// Seconds of each measurement
+    #[arg(long, default_value_t = 3.0)]
+    pub seconds: f64,
+    /// Rounds: in each, both servers take their turn; medians count
+    #[arg(long, default_value_t = 3)]
+    pub rounds: usize,
+    /// Number of items
+    #[arg(long, default_value_t = 100_000)]
+    pub items: u64,
+    /// Bytes of a key
+    #[arg(long, default_value_t = 16)]
+    pub key_size: usize,
+    /// Bytes of a value
+    #[arg(long, default_value_t = 128)]
+    pub value_size: usize,
+    /// Popularity of items: uniform, or zipf and an exponent
+    #[arg(long, default_value = "uniform")]
+    pub workload: Popularity,
+    /// Requests under way at any time
+    #[arg(long, default_value_t = 128)]
+    pub outstanding: usize,
+    /// Seed of everything random
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// The program memcached
+    #[arg(long, value_name = "PATH", default_value = "memcached")]
+    pub memcached: PathBuf,
+    /// Write the results here, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// Results of one server.
+#[derive(Clone, Debug, Serialize)]
+pub struct Cell {
+    /// The server's name.
+    pub server: String,
+    /// GETs answered in a second.
+    pub rate: Spread,
+    /// Share of its core that it used, 0 to 1.
+    pub utilisation: Spread,
+    /// GETs answered in a second of the core that was used.
+    pub per_core_second: Spread,
+    /// Requests without an answer, in all rounds.
+    pub lost: u64,
+}
+
+/// Everything that `underpass bench replica` found.
+#[derive(Clone, Debug, Serialize)]
+pub struct ReplicaReport {
+    /// Where.
+    pub machine: Machine,
+    /// What was asked for.
+    pub workload: Workload,
+    /// Seconds of each measurement.
+    pub seconds: f64,
+    /// Rounds.
+    pub rounds: usize,
+    /// Requests under way at any time.
+    pub outstanding: usize,
+    /// Results.
+    pub cells: Vec<Cell>,
+    /// What they come to.
+    pub ratios: Vec<Ratio>,
+}
+
+impl ReplicaReport {
+    /// What is printed at the end.
+    pub fn text(&self) -> String {
+        let mut table = Table::new(["server", "GETs/s", "core busy", "per core-second", "lowest", "highest", "lost"]);
+        for cell in &self.cells {
+            table.row([
+                cell.server.clone(),
+                report::count(cell.rate.median),
+                format!("{:.0} %", cell.utilisation.median * 100.0),
+                report::count(cell.per_core_second.median),
+                report::count(cell.per_core_second.min),
+                report::count(cell.per_core_second.max),
+                cell.lost.to_string(),
+            ]);
+        }
+        format!(
+            "\nGETs over UDP from one core ({}; {} items of {} + {} bytes, {}; {} at a time; medians of {} rounds of {} s)\
+             \n\n{table}\nBoth on the same core, the interrupt work of their device included; the same client on the other \
+             core.\n\n{}",
+            self.machine,
+            self.workload.items,
+            self.workload.key_size,
+            self.workload.value_size,
+            self.workload.popularity,
+            self.outstanding,
+            self.rounds,
+            self.seconds,
+            report::ratios_table(&self.ratios)
+        )
+    }
+}
+
+/// What a server speaks.
+trait Protocol {
+    /// A request to store an item.
+    fn store(&mut self, slot: usize, item: u64, out: &mut Vec<u8>);
+    /// A request for an item.
+    fn get(&mut self, slot: usize, item: u64, out: &mut Vec<u8>);
+    /// The slot that a datagram answers, and the value in it (empty: stored). `None`: it is no such answer.
+    fn answer<'a>(&self, datagram: &'a [u8]) -> Option<(usize, &'a [u8])>;
+}
+
+/// Our own: the client plays the coordinator.
+struct Underpass {
+    workload: Workload,
+    epoch: u32,
+    reply_to: Endpoint,
+    requests: u64,
+    seq: u64,
+    value: Vec<u8>,
+}
+
+impl Underpass {
+    /// Request numbers carry the slot in their low bits; they grow in every session, as they must.
+    const SLOT_BITS: u32 = 16;
+
+    fn header(&mut self, op: Op, slot: usize) -> Header {
+        self.requests += 1;
+        let mut header = Header::new(op);
+        header.epoch = self.epoch;
+        header.shard = SHARD;
+        header.session = SessionId::new(1 << 24 | 1, slot as u16);
+        header.request = self.requests << Self::SLOT_BITS | slot as u64;
+        header.time = 1_700_000_000_000;
+        header.seq = self.seq;
+        header.set_reply_to(self.reply_to);
+        header
+    }
+}
+
+impl Protocol for Underpass {
+    fn store(&mut self, slot: usize, item: u64, out: &mut Vec<u8>) {
+        self.seq += 1;
+        value(item, self.workload.value_size, &mut self.value);
+        let datagram = self.header(Op::Write, slot).datagram(&self.workload.key(item), &self.value);
+        out.clear();
+        out.extend(datagram);
+    }
+
+    fn get(&mut self, slot: usize, item: u64, out: &mut Vec<u8>) {
+        let mut header = self.header(Op::Read, slot);
+        header.key_len = self.workload.key_size as u16;
+        crate::workload::key_into(item, self.workload.key_size, &mut self.value);
+        out.resize(HEADER_LEN, 0);
+        header.emit(out);
+        out.extend(&self.value);
+    }
+
+    fn answer<'a>(&self, datagram: &'a [u8]) -> Option<(usize, &'a [u8])> {
+        let packet = Packet::parse(datagram).ok()?;
+        let slot = (packet.header.request & ((1 << Self::SLOT_BITS) - 1)) as usize;
+        let ok = packet.header.status == Status::Ok.to_wire();
+        match packet.header.op {
+            Op::RReply if ok => Some((slot, packet.value)),
+            // What it has as value is of no meaning.
+            Op::WReply if ok => Some((slot, &[])),
+            _ => None,
+        }
+    }
+}
+
+/// memcached's text protocol, behind its 8-byte UDP header.
+struct Memcached {
+    workload: Workload,
+    value: Vec<u8>,
+}
+
+impl Memcached {
+    fn begin(slot: usize, out: &mut Vec<u8>) {
+        out.clear();
+        out.extend((slot as u16).to_be_bytes());
+        out.extend([0, 0, 0, 1, 0, 0]);
+    }
+}
+
+impl Protocol for Memcached {
+    fn store(&mut self, slot: usize, item: u64, out: &mut Vec<u8>) {
+        Self::begin(slot, out);
+        value(item, self.workload.value_size, &mut self.value);
+        out.extend(b"set ");
+        out.extend(key(item, self.workload.key_size));
+        out.extend(format!(" 0 0 {}\r\n", self.value.len()).as_bytes());
+        out.extend(&self.value);
+        out.extend(b"\r\n");
+    }
+
+    fn get(&mut self, slot: usize, item: u64, out: &mut Vec<u8>) {
+        Self::begin(slot, out);
+        crate::workload::key_into(item, self.workload.key_size, &mut self.value);
+        out.extend(b"get ");
+        out.extend(&self.value);
+        out.extend(b"\r\n");
+    }
+
+    fn answer<'a>(&self, datagram: &'a [u8]) -> Option<(usize, &'a [u8])> {
+        let (head, body) = datagram.split_first_chunk::<8>()?;
+        let slot = usize::from(u16::from_be_bytes([head[0], head[1]]));
+        if body == b"STORED\r\n" {
+            return Some((slot, &[]));
+        }
+        let line = body.iter().position(|byte| *byte == b'\n')?;
+        let data = body.get(line + 1..line + 1 + self.workload.value_size)?;
+        let whole = body.starts_with(b"VALUE ") && &body[line + 1 + data.len()..] == b"\r\nEND\r\n";
+        whole.then_some((slot, data))
+    }
+}
+
+/// Many datagrams in one system call, on a connected socket.
+struct Mass {
+    buffers: Vec<Vec<u8>>,
+    vectors: Vec<libc::iovec>,
+    headers: Vec<libc::mmsghdr>,
+}
+
+impl Mass {
+    const SIZE: usize = 64;
+
+    fn new() -> Self {
+        let buffers = vec![vec![0; DATAGRAM_MAX + 64]; Self::SIZE];
+        // SAFETY: plain data for which all zeros is valid; `point` sets the pointers before each use.
+        let (vectors, headers) =
+            unsafe { (vec![std::mem::zeroed(); Self::SIZE], vec![std::mem::zeroed(); Self::SIZE]) };
+        Self { buffers, vectors, headers }
+    }
+
+    fn point(&mut self, count: usize) {
+        for at in 0..count {
+            let buffer = &mut self.buffers[at];
+            self.vectors[at] = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+            self.headers[at].msg_hdr.msg_iov = &raw mut self.vectors[at];
+            self.headers[at].msg_hdr.msg_iovlen = 1;
+        }
+    }
+
+    /// Sends the first `count` buffers.
+    fn send(&mut self, socket: &UdpSocket, count: usize) -> Result<()> {
+        self.point(count);
+        let mut sent = 0;
+        while sent < count {
+            // SAFETY: `point` made the first `count` headers name one buffer each, which all live in `self`.
+            let result = unsafe {
+                libc::sendmmsg(socket.as_raw_fd(), self.headers[sent..].as_mut_ptr(), (count - sent) as u32, 0)
+            };
+            match nix::errno::Errno::result(result) {
+                Ok(number) => sent += number as usize,
+                Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR | nix::errno::Errno::ENOBUFS) => {}
+                Err(error) => return Err(error).context("sending to the server"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives what is there; how many.
+    fn receive(&mut self, socket: &UdpSocket) -> Result<usize> {
+        for buffer in &mut self.buffers {
+            buffer.resize(DATAGRAM_MAX + 64, 0);
+        }
+        self.point(Self::SIZE);
+        // SAFETY: as in `send`; each buffer is as long as its vector says.
+        let result = unsafe {
+            libc::recvmmsg(
+                socket.as_raw_fd(),
+                self.headers.as_mut_ptr(),
+                Self::SIZE as u32,
+                libc::MSG_DONTWAIT,
+                std::ptr::null_mut(),
+            )
+        };
+        match nix::errno::Errno::result(result) {
+            Ok(number) => Ok(number as usize),
+            Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR) => Ok(0),
+            Err(error) => Err(error).context("receiving from the server: is it still there?"),
+        }
+    }
+
+    fn datagram(&self, at: usize) -> &[u8] {
+        &self.buffers[at][..self.headers[at].msg_len as usize]
+    }
+}
+
+/// Requests and answers, so many under way at any time.
+struct Exchange<'a> {
+    socket: &'a UdpSocket,
+    out: Mass,
+    into: Mass,
+    /// The item that each slot waits for.
+    slots: Vec<Option<u64>>,
+    free: Vec<usize>,
+    answered: u64,
+    lost: u64,
+    heard: Instant,
+}
+
+impl<'a> Exchange<'a> {
+    fn new(socket: &'a UdpSocket, outstanding: usize) -> Self {
+        Self {
+            socket,
+            out: Mass::new(),
+            into: Mass::new(),
+            slots: vec![None; outstanding],
+            free: (0..outstanding).collect(),
+            answered: 0,
+            lost: 0,
+            heard: Instant::now(),
+        }
+    }
+
+    /// Sends requests while there are any, and takes answers until all have come or are given up.
+    fn run(
+        &mut self,
+        protocol: &mut dyn Protocol,
+        store: bool,
+        mut next: impl FnMut() -> Option<u64>,
+        mut lost: impl FnMut(u64),
+    ) -> Result<()> {
+        self.heard = Instant::now();
+        let mut over = false;
+        loop {
+            let mut count = 0;
+            while !over && count < Mass::SIZE && !self.free.is_empty() {
+                let Some(item) = next() else {
+                    over = true;
+                    break;
+                };
+                let slot = self.free.pop().expect("just looked");
+                self.slots[slot] = Some(item);
+                let buffer = &mut self.out.buffers[count];
+                if store {
+                    protocol.store(slot, item, buffer)
+                } else {
+                    protocol.get(slot, item, buffer)
+                }
+                count += 1;
+            }
+            self.out.send(self.socket, count)?;
+            if over && self.free.len() == self.slots.len() {
+                return Ok(());
+            }
+            self.take(protocol, store)?;
+            // Answers come within a millisecond; these will not come any more.
+            if self.heard.elapsed() > Duration::from_millis(200) {
+                for slot in 0..self.slots.len() {
+                    if let Some(item) = self.slots[slot].take() {
+                        self.free.push(slot);
+                        self.lost += 1;
+                        lost(item);
+                    }
+                }
+                self.heard = Instant::now();
+                process::check_interrupt()?;
+            }
+        }
+    }
+
+    fn take(&mut self, protocol: &dyn Protocol, store: bool) -> Result<()> {
+        let count = self.into.receive(self.socket)?;
+        for at in 0..count {
+            let datagram = self.into.datagram(at);
+            let Some((slot, data)) = protocol.answer(datagram) else {
+                bail!("the server refuses, or answers what was not asked: {:?}", String::from_utf8_lossy(datagram));
+            };
+            // An answer that was given up comes late.
+            let Some(item) = self.slots.get_mut(slot).and_then(Option::take) else { continue };
+            ensure!(store || value_number(data) == Some(item), "item {item} came back with another value: {data:?}");
+            self.free.push(slot);
+            self.answered += 1;
+        }
+        if count > 0 {
+            self.heard = Instant::now();
+        }
+        Ok(())
+    }
+}
+
+/// A server under measurement.
+struct Server {
+    daemon: Daemon,
+    socket: UdpSocket,
+    protocol: Box<dyn Protocol>,
+    meter: Meter,
+    // Held until the server has ended.
+    _directory: Directory,
+    _hosts: (Netns, Netns),
+}
+
+const SERVER: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 1);
+const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 2);
+const PORT: u16 = 5550;
+const REPLICA: &str = "replica";
+const MEMCACHED: &str = "memcached";
+
+impl Server {
+    fn start(name: &str, args: &ReplicaArgs, workload: &Workload) -> Result<Self> {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let id = std::process::id() % 100_000 * 100 + NUMBER.fetch_add(1, Ordering::Relaxed) % 100;
+        let (server_device, client_device) = (format!("ups{id}"), format!("upg{id}"));
+        let (server, client) = (Netns::new()?, Netns::new()?);
+        netns::connect(&server, &server_device, &client, &client_device)?;
+        let mut threads = Vec::new();
+        for (host, device, addr, core) in
+            [(&server, &server_device, SERVER, SERVER_CORE), (&client, &client_device, CLIENT, LOAD_CORE)]
+        {
+            host.ip(&format!("addr add {addr}/24 dev {device}"))?;
+            host.ip(&format!("link set {device} up"))?;
+            // GRO gives a veth a NAPI, which can then have a thread, which can be pinned and charged.
+            host.set_gro(device, true)?;
+            host.write_device(device, "threaded", "1")?;
+            let thread = cpu::napi_thread(device)?;
+            cpu::pin(thread, core)?;
+            threads.push(thread);
+        }
+        let directory = Directory::new()?;
+        let memory_mib = Size::memory_for(workload);
+        let mut command = match name {
+            MEMCACHED => {
+                let mut command = Command::new(&args.memcached);
+                command.args(["-u", "root", "-p", "0", "-t", "1", "-l", &SERVER.to_string(), "-U", &PORT.to_string()]);
+                command.args(["-m", &(memory_mib * 2).to_string()]);
+                command
+            }
+            _ => {
+                let mut command = Command::new(process::program()?);
+                command.args(["replica", "--listen", &format!("{SERVER}:{PORT}"), "--memory", &memory_mib.to_string()]);
+                command.args(["--cpus", &SERVER_CORE.to_string()]);
+                command.arg("--control").arg(directory.path.join("control.sock"));
+                command
+            }
+        };
+        server.apply(&mut command);
+        cpu::pin_command(&mut command, SERVER_CORE)?;
+        let daemon = Daemon::start(name, command, directory.path.join("log"))
+            .with_context(|| format!("{name}: is it installed? (apt-get install memcached)"))?;
+        let socket = client.run(|| {
+            let socket = UdpSocket::bind(SocketAddrV4::new(CLIENT, PORT))?;
+            socket.connect(SocketAddrV4::new(SERVER, PORT))?;
+            Ok(socket)
+        })?;
+        let meter = Meter::new(
+            [Some(threads[0]), cpu::ksoftirqd(SERVER_CORE)].into_iter().flatten().collect(),
+            vec![daemon.id()],
+        );
+        let protocol: Box<dyn Protocol> = match name {
+            MEMCACHED => Box::new(Memcached { workload: *workload, value: Vec::new() }),
+            _ => Box::new(Underpass {
+                workload: *workload,
+                epoch: 1,
+                reply_to: Endpoint { addr: CLIENT, port: PORT },
+                requests: 0,
+                seq: 1 << UP_EPOCH_SHIFT,
+                value: Vec::new(),
+            }),
+        };
+        let mut started = Self { daemon, socket, protocol, meter, _directory: directory, _hosts: (server, client) };
+        if name == MEMCACHED {
+            started.await_memcached(workload)?;
+        } else {
+            started.install(args.outstanding)?;
+        }
+        started.load(args, workload)?;
+        Ok(started)
+    }
+
+    fn ask(&mut self, datagram: &[u8]) -> Result<Vec<u8>> {
+        self.socket.set_read_timeout(Some(Duration::from_millis(50)))?;
+        let until = Instant::now() + Duration::from_secs(10);
+        let mut buffer = [0; DATAGRAM_MAX];
+        loop {
+            self.daemon.check()?;
+            ensure!(Instant::now() < until, "the server does not answer; it said:\n{}", self.daemon.said());
+            // Until it listens, its host says so.
+            match self.socket.send(datagram).and_then(|_| self.socket.recv(&mut buffer)) {
+                Ok(len) => return Ok(buffer[..len].to_vec()),
+                Err(_) => thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    }
+
+    fn await_memcached(&mut self, workload: &Workload) -> Result<()> {
+        let mut datagram = Vec::new();
+        self.protocol.store(0, 0, &mut datagram);
+        let answer = self.ask(&datagram)?;
+        ensure!(self.protocol.answer(&answer).is_some(), "memcached does not store {} bytes", workload.value_size);
+        Ok(())
+    }
+
+    /// Takes the replica into a shard of its own, whose coordinator is this client.
+    fn install(&mut self, outstanding: usize) -> Result<()> {
+        let mut incarnation = 0;
+        for _ in 0..2 {
+            let member = MemberInfo { id: 1, incarnation, addr: SERVER, port: PORT, active: true };
+            let configuration = Configuration {
+                shard: SHARD,
+                epoch: 1,
+                coordinator_addr: CLIENT,
+                coordinator_port: PORT,
+                members: vec![member],
+            };
+            let sessions = outstanding.next_power_of_two() as u32;
+            let mut header = Header::new(Op::Install);
+            header.epoch = 1;
+            header.shard = SHARD;
+            header.set_reply_to(Endpoint { addr: CLIENT, port: PORT });
+            let answer =
+                self.ask(&control::emit(header, &Install { index: 0, configuration, sessions, clean_epoch: 0 }))?;
+            let packet = Packet::parse(&answer).context("the replica's answer to INSTALL")?;
+            let installed: Installed = control::parse(&packet).context("the replica's answer to INSTALL")?;
+            ensure!(installed.refusal.is_empty(), "the replica refuses: {}", installed.refusal);
+            if installed.epoch == 1 {
+                return Ok(());
+            }
+            incarnation = installed.incarnation;
+        }
+        bail!("the replica does not take part")
+    }
+
+    fn load(&mut self, args: &ReplicaArgs, workload: &Workload) -> Result<()> {
+        let mut left: Vec<u64> = (0..workload.items).rev().collect();
+        for _ in 0..100 {
+            let again = std::cell::RefCell::new(Vec::new());
+            let mut exchange = Exchange::new(&self.socket, args.outstanding.min(64));
+            exchange.run(self.protocol.as_mut(), true, || left.pop(), |item| again.borrow_mut().push(item))?;
+            left = again.into_inner();
+            if left.is_empty() {
+                // What was written is resolved: the replica may drop what it kept for readers of the past.
+                let mut header = Header::new(Op::Heartbeat);
+                header.epoch = 1;
+                header.shard = SHARD;
+                let heartbeat = Heartbeat { stable: (1 << UP_EPOCH_SHIFT) + workload.items, time: 1_700_000_000_000 };
+                if self.daemon.name() == REPLICA {
+                    self.ask(&control::emit(header, &heartbeat))?;
+                }
+                return Ok(());
+            }
+        }
+        bail!("{} items cannot be loaded", left.len())
+    }
+
+    /// GETs for so long: answered, lost, elapsed, time of the core used.
+    fn measure(&mut self, args: &ReplicaArgs, workload: &Workload) -> Result<(u64, u64, Duration, Duration)> {
+        let items = Items::new(workload.items, workload.popularity);
+        let mut random = SmallRng::seed_from_u64(workload.seed);
+        let length = Duration::from_secs_f64(args.seconds);
+        let warm = Instant::now() + length / 10;
+        let mut exchange = Exchange::new(&self.socket, args.outstanding);
+        exchange.run(self.protocol.as_mut(), false, draw_until(&items, &mut random, warm), |_| {})?;
+        let (answered, lost, busy, start) = (exchange.answered, exchange.lost, self.meter.read(), Instant::now());
+        exchange.run(self.protocol.as_mut(), false, draw_until(&items, &mut random, start + length), |_| {})?;
+        let busy = self.meter.read().saturating_sub(busy);
+        Ok((exchange.answered - answered, exchange.lost - lost, start.elapsed(), busy))
+    }
+}
+
+/// Items to ask for until this moment; the clock is looked at now and then.
+fn draw_until(items: &Items, random: &mut SmallRng, end: Instant) -> impl FnMut() -> Option<u64> {
+    let mut turn = 0u32;
+    move || {
+        turn = turn.wrapping_add(1);
+        (!turn.is_multiple_of(64) || Instant::now() < end).then(|| items.draw(random))
+    }
+}
+
+/// Runs the comparison.
+///
+/// # Errors
+/// Bad options, no root, no memcached, a server that fails.
+pub fn run(args: &ReplicaArgs) -> Result<ReplicaReport> {
+    ensure!(args.rounds > 0 && args.seconds > 0.0, "at least one round of more than 0 seconds is needed");
+    ensure!((1..=4096).contains(&args.outstanding), "--outstanding must be 1 to 4096");
+    report::check_output(args.json.as_deref())?;
+    ensure!(cpu::count() > LOAD_CORE, "two cores are needed: one for the server, one for its client");
+    let workload = Workload {
+        items: args.items,
+        popularity: args.workload,
+        write_percent: 0.0,
+        key_size: args.key_size,
+        value_size: args.value_size,
+        seed: args.seed,
+    };
+    workload.validate()?;
+    ensure!(args.value_size >= 16, "values of {} bytes: 16 are needed to tell them apart", args.value_size);
+    process::catch_interrupts()?;
+    let _awake = KeepAwake::start(SERVER_CORE)?;
+
+    let names = [REPLICA, MEMCACHED];
+    let mut samples = [Vec::new(), Vec::new()];
+    let before = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0))?;
+    for round in 0..args.rounds {
+        for (name, samples) in names.iter().zip(&mut samples) {
+            let result = (|| {
+                let mut server = Server::start(name, args, &workload)?;
+                cpu::pin(0, LOAD_CORE)?;
+                let sample = server.measure(args, &workload)?;
+                server.daemon.stop(Duration::from_secs(5))?;
+                Ok::<_, anyhow::Error>(sample)
+            })();
+            // The next server is started from all cores again.
+            nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &before)?;
+            let sample = result.with_context(|| (*name).to_owned())?;
+            let (answered, _, elapsed, busy) = sample;
+            eprintln!(
+                "round {} of {}: {name}: {} GETs/s, core {:.0} % busy",
+                round + 1,
+                args.rounds,
+                report::count(answered as f64 / elapsed.as_secs_f64()),
+                busy.as_secs_f64() / elapsed.as_secs_f64() * 100.0
+            );
+            samples.push(sample);
+        }
+    }
+    let cells: Vec<Cell> = names
+        .iter()
+        .zip(&samples)
+        .map(|(name, samples)| Cell {
+            server: (*name).into(),
+            rate: Spread::of(samples.iter().map(|(answered, _, elapsed, _)| *answered as f64 / elapsed.as_secs_f64())),
+            utilisation: Spread::of(
+                samples.iter().map(|(.., elapsed, busy)| busy.as_secs_f64() / elapsed.as_secs_f64()),
+            ),
+            per_core_second: Spread::of(
+                samples.iter().map(|(answered, .., busy)| *answered as f64 / busy.as_secs_f64()),
+            ),
+            lost: samples.iter().map(|(_, lost, ..)| lost).sum(),
+        })
+        .collect();
+    let of = |what: &str, pick: fn(&Cell) -> f64| {
+        Ratio::new(format!("{what}: replica / memcached"), pick(&cells[0]), pick(&cells[1]), "1 or more")
+    };
+    let ratios =
+        vec![of("GETs/s", |cell| cell.rate.median), of("GETs per core-second", |cell| cell.per_core_second.median)];
+    let report = ReplicaReport {
+        machine: Machine::here(),
+        workload,
+        seconds: args.seconds,
+        rounds: args.rounds,
+        outstanding: args.outstanding,
+        cells,
+        ratios,
+    };
+    if let Some(path) = &args.json {
+        report::write_json(path, &report)?;
+    }
+    Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_recognised_and_refusals_are_not() {
+        let workload = Workload { value_size: 20, ..Workload::default() };
+        let memcached = Memcached { workload, value: Vec::new() };
+        let head = [0, 5, 0, 0, 0, 1, 0, 0];
+        let answer = |body: &[u8]| memcached.answer(&[&head[..], body].concat()).map(|(slot, data)| (slot, data.len()));
+        assert_eq!(answer(b"STORED\r\n"), Some((5, 0)));
+        assert_eq!(answer(b"VALUE k 0 20\r\n0000000000000007vvvv\r\nEND\r\n"), Some((5, 20)));
+        for wrong in [&b"END\r\n"[..], b"VALUE k 0 20\r\n0000", b"ERROR\r\n", b"SERVER_ERROR out of memory\r\n"] {
+            assert_eq!(answer(wrong), None);
+        }
+
+        let reply_to = Endpoint { addr: CLIENT, port: PORT };
+        let mut ours = Underpass { workload, epoch: 1, reply_to, requests: 0, seq: 9, value: Vec::new() };
+        let mut request = Vec::new();
+        ours.get(7, 0xabc, &mut request);
+        let packet = Packet::parse(&request).unwrap();
+        assert_eq!((packet.header.op, packet.key), (Op::Read, &b"0000000000000abc"[..]));
+        let reply = Header { op: Op::RReply, ..packet.header }.datagram(packet.key, b"value");
+        assert_eq!(ours.answer(&reply), Some((7, &b"value"[..])));
+        let reject = Header { op: Op::RReject, ..packet.header }.datagram(packet.key, b"");
+        assert_eq!(ours.answer(&reject), None);
+        let missing = Header { op: Op::RReply, status: Status::NotFound.to_wire(), ..packet.header };
+        assert_eq!(ours.answer(&missing.datagram(packet.key, b"")), None);
+        ours.store(7, 3, &mut request);
+        let packet = Packet::parse(&request).unwrap();
+        assert_eq!((packet.header.op, packet.header.seq, packet.value.len()), (Op::Write, 10, 20));
+    }
+}
