@@ -95,6 +95,25 @@ fn configuration() -> up_config {
     config
 }
 
+/// Switches one published behaviour in, so that the assertions below can be seen to fail: `./dev mutants`.
+#[cfg(feature = "published")]
+fn publish(published: &mut underpass_protocol::coordinator::Published) {
+    let name = std::env::var("UNDERPASS_PUBLISHED").expect("UNDERPASS_PUBLISHED names a published behaviour");
+    let switch = match &*name {
+        "count_acks" => &mut published.count_acks,
+        "residual_count" => &mut published.residual_count,
+        "uncommitted_read" => &mut published.uncommitted_read,
+        "late_read" => &mut published.late_read,
+        "clear_early" => &mut published.clear_early,
+        "two_slots" => &mut published.two_slots,
+        "retry_is_new" => &mut published.retry_is_new,
+        "bound_first" => &mut published.bound_first,
+        "finish_first" => &mut published.finish_first,
+        _ => panic!("no published behaviour is called {name}"),
+    };
+    *switch = true;
+}
+
 impl World {
     fn new() -> Self {
         let mut coordinator = Coordinator::new(Settings {
@@ -106,6 +125,8 @@ impl World {
             time_offset_ms: 0,
         });
         coordinator.configure(&configuration());
+        #[cfg(feature = "published")]
+        publish(&mut coordinator.published);
         let mut world =
             Self { coordinator, now_ms: 1, sessions: Vec::new(), writes: BTreeMap::new(), cpus: Vec::new() };
         for index in 0..SESSIONS {
