@@ -1,0 +1,648 @@
+//! The kernel program on two CPUs at once: two pinned threads play clients and replicas with packets of few keys and
+//! sessions, and the agent between them; then every order, commit, read and table is judged. docs/concurrency.md says what
+//! this cannot reach. `UNDERPASS_SEED` repeats the choices of a run (not its timing), `UNDERPASS_PACKETS` makes it longer.
+
+mod common;
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    mem,
+    sync::{
+        Mutex, RwLock,
+        atomic::{AtomicI64, AtomicU64, Ordering::SeqCst},
+    },
+    thread,
+    time::Duration,
+};
+
+use common::*;
+use nix::{
+    sched::{CpuSet, sched_setaffinity},
+    unistd::Pid,
+};
+use rand::{Rng, rngs::StdRng, seq::IndexedRandom};
+use underpass_abi::abi::{self, UP_BUCKET_DIRTY, UP_BUCKET_LAST_SHIFT, up_session_command};
+use underpass_datapath::{
+    coordinator::{CoordinatorKernel, TableSizes},
+    frame,
+};
+use underpass_protocol::{
+    coordinator::{hash, scan, slot, unresolved},
+    wire::{Header, Kind, Op, Operand, Packet, Reason, SessionId},
+};
+
+const SHARD: u32 = 3;
+const EPOCH: u32 = 7;
+const MEMBERS: u8 = 3;
+const CLIENTS: u16 = 6;
+const KEYS: usize = 6;
+const SIZES: TableSizes = TableSizes { buckets: 2, sessions: 16 };
+
+fn key(number: usize) -> Vec<u8> {
+    format!("key number {number:05}").into_bytes()
+}
+
+/// What the threads tell each other.
+enum Mail {
+    /// A replica's acknowledgement is here.
+    Ack { frame: Vec<u8>, seq: u64, member: u8 },
+    /// A client's packet is here.
+    Request { frame: Vec<u8> },
+    /// The client of this session has its answer.
+    Reply { session: SessionId, request: u64 },
+}
+
+/// What happened, with the time before and after by a clock that both threads share.
+enum Event {
+    Ordered {
+        session: SessionId,
+        request: u64,
+        seq: u64,
+        key: Vec<u8>,
+    },
+    Acked {
+        seq: u64,
+        member: u8,
+    },
+    Committed {
+        seq: u64,
+    },
+    Answered {
+        session: SessionId,
+        request: u64,
+        seq: u64,
+    },
+    Read {
+        key: Vec<u8>,
+        bound: u64,
+    },
+    /// CLOSE told that of this session nothing above `request` was taken, or not even that one.
+    Closed {
+        session: SessionId,
+        request: u64,
+        state: u32,
+    },
+    Stable {
+        seq: u64,
+    },
+}
+
+struct Logged {
+    before: u64,
+    after: u64,
+    event: Event,
+}
+
+struct Shared {
+    kernel: CoordinatorKernel,
+    steps_left: AtomicI64,
+    clock: AtomicU64,
+    mail: [Mutex<Vec<Mail>>; 2],
+    /// Every session ever opened: its token and its client.
+    sessions: RwLock<HashMap<SessionId, (u64, u8)>>,
+    /// Writes whose acknowledgements are made.
+    propagated: Mutex<HashSet<u64>>,
+    /// For each key the highest seq that a reply was seen for.
+    committed: [AtomicU64; KEYS],
+}
+
+struct Client {
+    index: u16,
+    generation: u64,
+    request: u64,
+    /// The write without an answer.
+    outstanding: Option<Vec<u8>>,
+    /// It was rejected when it was last sent.
+    rejected: bool,
+}
+
+impl Client {
+    fn session(&self) -> SessionId {
+        SessionId::new(self.generation, self.index)
+    }
+}
+
+struct Thread<'a> {
+    cpu: usize,
+    rng: StdRng,
+    shared: &'a Shared,
+    clients: Vec<Client>,
+    mail: Vec<Mail>,
+    log: Vec<Logged>,
+    /// The bound last seen of each key.
+    bounds: [u64; KEYS],
+    read: u64,
+}
+
+fn open(shared: &Shared, session: SessionId, token: u64, client: u8) {
+    shared.sessions.write().unwrap().insert(session, (token, client));
+    let mut header = Header::new(Op::Open);
+    header.set_reply_to(client_endpoint(client));
+    let command = up_session_command {
+        op: abi::UP_SESSION_OP_OPEN,
+        session: session.0,
+        token,
+        shard: SHARD,
+        reply_addr: header.reply_addr,
+        reply_port: client_endpoint(client).port.to_be(),
+        ..up_session_command::default()
+    };
+    assert_eq!(shared.kernel.session_command(&command).unwrap().result, abi::UP_SESSION_DONE);
+}
+
+impl Thread<'_> {
+    fn run(mut self) -> Vec<Logged> {
+        let mut cpus = CpuSet::new();
+        cpus.set(self.cpu).unwrap();
+        sched_setaffinity(Pid::from_raw(0), &cpus).expect("a CPU of its own for each thread");
+        // Both go on until all steps are done, so that neither is left alone.
+        while self.shared.steps_left.fetch_sub(1, SeqCst) > 0 {
+            self.take_mail();
+            match self.rng.random_range(0..100) {
+                0..50 => self.acknowledge(),
+                50..75 => self.write(),
+                75..97 => self.read(),
+                _ => self.close(),
+            }
+        }
+        // What was left to be delivered is delivered by the main thread.
+        self.shared.mail[self.cpu].lock().unwrap().append(&mut self.mail);
+        println!("cpu {}: {} reads, {} events", self.cpu, self.read, self.log.len());
+        self.log
+    }
+
+    fn now(&self) -> u64 {
+        self.shared.clock.fetch_add(1, SeqCst)
+    }
+
+    fn log(&mut self, before: u64, after: u64, event: Event) {
+        self.log.push(Logged { before, after, event });
+    }
+
+    fn post(&mut self, mail: Mail) {
+        let to = usize::from(self.rng.random::<bool>());
+        self.shared.mail[to].lock().unwrap().push(mail);
+    }
+
+    fn take_mail(&mut self) {
+        let new = mem::take(&mut *self.shared.mail[self.cpu].lock().unwrap());
+        for mail in new {
+            match mail {
+                Mail::Reply { session, request } => self.reply(session, request),
+                // Sent to both CPUs at this moment: the sooner the better the chance that they meet.
+                Mail::Request { frame } => self.request(&frame),
+                mail => self.mail.push(mail),
+            }
+        }
+    }
+
+    fn reply(&mut self, session: SessionId, request: u64) {
+        let client = self.clients.iter_mut().find(|client| client.index == session.index()).expect("mine");
+        // A late one is of a request that was answered before, or of a session that was closed.
+        if client.session() == session && client.request == request {
+            client.outstanding = None;
+        } else {
+            assert!(client.session() != session || client.request > request, "a reply to what was never asked");
+        }
+    }
+
+    /// Runs a client's write and looks at what became of it.
+    fn request(&mut self, bytes: &[u8]) {
+        let before = self.now();
+        let run = self.shared.kernel.run(bytes).unwrap();
+        let after = self.now();
+        let (addresses, datagram) = frame::parse(&run.frame).unwrap();
+        let packet = Packet::parse(datagram).unwrap();
+        let Header { session, request, seq, .. } = packet.header;
+        match run.verdict {
+            XDP_REDIRECT => {
+                let key = packet.key.to_vec();
+                self.log(before, after, Event::Ordered { session, request, seq, key });
+                if !self.shared.propagated.lock().unwrap().insert(seq) {
+                    return;
+                }
+                for member in 0..MEMBERS {
+                    let mut header = packet.header;
+                    (header.op, header.cnt) = (Op::WReply, member);
+                    let value = if header.kind == Kind::Incr.to_wire() { &[0; 8][..] } else { &[] };
+                    let ack = header.datagram(packet.key, value);
+                    let ack = frame(member_endpoint(SHARD, member), member_mac(SHARD, member), &ack);
+                    for _ in 0..*[1, 1, 1, 2].choose(&mut self.rng).unwrap() {
+                        self.post(Mail::Ack { frame: ack.clone(), seq, member });
+                    }
+                }
+            }
+            XDP_TX if packet.header.op == Op::WReply => {
+                self.log(before, after, Event::Answered { session, request, seq });
+                self.tell(session, request);
+            }
+            XDP_TX => {
+                assert_eq!(packet.header.op, Op::WReject);
+                let reason = Reason::from_wire(packet.header.status).unwrap();
+                let expected = [Reason::KeyBusy, Reason::DirtyFull, Reason::Session];
+                assert!(expected.contains(&reason), "{reason}");
+                // Only its owner can send it again; the other CPU's copy may have been ordered meanwhile.
+                let mut clients = self.clients.iter_mut();
+                if let Some(client) = clients.find(|client| client.session() == session && client.request == request) {
+                    client.rejected = true;
+                }
+            }
+            XDP_DROP => {}
+            verdict => panic!("verdict {verdict} for {addresses:?}"),
+        }
+    }
+
+    /// Tells the thread that plays this client.
+    fn tell(&self, session: SessionId, request: u64) {
+        let owner = usize::from(session.index() >= CLIENTS);
+        self.shared.mail[owner].lock().unwrap().push(Mail::Reply { session, request });
+    }
+
+    fn acknowledge(&mut self) {
+        if self.mail.is_empty() {
+            return;
+        }
+        let at = self.rng.random_range(0..self.mail.len());
+        if let Mail::Ack { frame, seq, member } = self.mail.swap_remove(at) {
+            let before = self.now();
+            let committed = acknowledge(self.shared, &frame);
+            let after = self.now();
+            self.log(before, after, Event::Acked { seq, member });
+            if let Some((session, request, key)) = committed {
+                self.log(before, after, Event::Committed { seq });
+                if let Some(number) = (0..KEYS).find(|number| self::key(*number) == key) {
+                    self.shared.committed[number].fetch_max(seq, SeqCst);
+                }
+                self.tell(session, request);
+            }
+        }
+    }
+
+    fn write(&mut self) {
+        let at = self.rng.random_range(0..self.clients.len());
+        if let Some(frame) = self.clients[at].outstanding.clone() {
+            // Sent again, sometimes on both CPUs.
+            let rejected = mem::take(&mut self.clients[at].rejected);
+            match self.rng.random_range(0..if rejected { 2 } else { 12 }) {
+                0 => self.request(&frame),
+                1 => {
+                    let other = 1 - self.cpu;
+                    self.shared.mail[other].lock().unwrap().push(Mail::Request { frame: frame.clone() });
+                    self.request(&frame);
+                }
+                _ => {}
+            }
+            return;
+        }
+        let kind =
+            *[Kind::Put, Kind::Put, Kind::Put, Kind::Put, Kind::Incr, Kind::Delete].choose(&mut self.rng).unwrap();
+        let mut value = vec![];
+        let operand = Operand { ttl_ms: None, expected: 0, delta: 1, data: b"value" };
+        let flags = operand.emit(kind, &mut value);
+        self.clients[at].request += 1;
+        let request = self.clients[at].request;
+        let header = Header { kind: kind.to_wire(), flags, request, ..self.header(at, Op::Write) };
+        let key = key(self.rng.random_range(0..KEYS));
+        let bytes = self.frame(at, &header.datagram(&key, &value));
+        self.clients[at].outstanding = Some(bytes.clone());
+        if self.rng.random_bool(0.2) {
+            let other = 1 - self.cpu;
+            self.shared.mail[other].lock().unwrap().push(Mail::Request { frame: bytes.clone() });
+        }
+        self.request(&bytes);
+    }
+
+    fn header(&self, at: usize, op: Op) -> Header {
+        let session = self.clients[at].session();
+        let (token, client) = self.shared.sessions.read().unwrap()[&session];
+        let mut header = Header { shard: SHARD, session, token, ..Header::new(op) };
+        header.set_reply_to(client_endpoint(client));
+        header
+    }
+
+    fn frame(&self, at: usize, datagram: &[u8]) -> Vec<u8> {
+        let client = self.shared.sessions.read().unwrap()[&self.clients[at].session()].1;
+        frame(client_endpoint(client), client_mac(client), datagram)
+    }
+
+    fn read(&mut self) {
+        let at = self.rng.random_range(0..self.clients.len());
+        let number = self.rng.random_range(0..KEYS);
+        self.read += 1;
+        let header = Header { request: self.read, ..self.header(at, Op::Read) };
+        let bytes = self.frame(at, &header.datagram(&key(number), &[]));
+        let committed = self.shared.committed[number].load(SeqCst);
+        let before = self.now();
+        let run = self.shared.kernel.run(&bytes).unwrap();
+        let after = self.now();
+        assert_eq!(run.verdict, XDP_TX);
+        let (_, datagram) = frame::parse(&run.frame).unwrap();
+        let header = Packet::parse(datagram).unwrap().header;
+        assert_eq!((header.op, header.epoch), (Op::Read, EPOCH));
+        let bound = header.seq;
+        assert!(bound >= committed, "a read called after a commit was told is bound to what was before it");
+        assert!(bound >= self.bounds[number], "bounds of a key, seen by one thread, went back");
+        self.bounds[number] = bound;
+        self.log(before, after, Event::Read { key: key(number), bound });
+    }
+
+    /// The agent closes a session, whatever its write is doing, and gives its index to another client.
+    fn close(&mut self) {
+        let at = self.rng.random_range(0..self.clients.len());
+        let session = self.clients[at].session();
+        let command = up_session_command {
+            op: abi::UP_SESSION_OP_CLOSE,
+            session: session.0,
+            used_before_ms: u64::MAX,
+            ..up_session_command::default()
+        };
+        let before = self.now();
+        let told = self.shared.kernel.session_command(&command).unwrap();
+        let after = self.now();
+        match told.result {
+            abi::UP_SESSION_DONE => {
+                let Client { index, generation, .. } = self.clients[at];
+                self.log(before, after, Event::Closed { session, request: told.request, state: told.state });
+                let next = Client { index, generation: generation + 1, request: 0, outstanding: None, rejected: false };
+                let client = index as u8 + 100 * (generation % 2) as u8;
+                open(self.shared, next.session(), self.rng.random(), client);
+                self.clients[at] = next;
+            }
+            abi::UP_SESSION_UNRESOLVED => assert!(self.clients[at].outstanding.is_some(), "unresolved, yet answered"),
+            other => panic!("closing an open session: {other}"),
+        }
+    }
+}
+
+/// The rest of what the agent does: looks for what is resolved, and changes which replicas reads go to.
+fn agent(shared: &Shared) -> Vec<Logged> {
+    let mut log = vec![];
+    let mut records = vec![];
+    for round in 0.. {
+        if shared.steps_left.load(SeqCst) <= 0 {
+            break;
+        }
+        // The clock first, then the records.
+        let clock = shared.kernel.shard(slot(SHARD)).clock;
+        let before = shared.clock.fetch_add(1, SeqCst);
+        shared.kernel.read_sessions(SIZES.sessions, &mut records).unwrap();
+        let after = shared.clock.fetch_add(1, SeqCst);
+        log.push(Logged { before, after, event: Event::Stable { seq: scan(clock, SHARD, &records).stable } });
+        if round % 16 == 0 {
+            let mut next = config(SHARD, EPOCH, MEMBERS);
+            let only = (round / 16 % 3) as u8;
+            (next.serving, next.serving_count) = (1 << only, 1);
+            next.serving_list = [only, 0, 0, 0, 0, 0, 0, 0];
+            assert_eq!(shared.kernel.configure(&next), u64::from(EPOCH) << 40, "the floor stays");
+        }
+        thread::sleep(Duration::from_micros(200));
+    }
+    println!("agent: {} scans", log.len());
+    log
+}
+
+/// Runs an acknowledgement. If it decided, checks that the reply is for the session's own client, and tells of what.
+fn acknowledge(shared: &Shared, bytes: &[u8]) -> Option<(SessionId, u64, Vec<u8>)> {
+    let run = shared.kernel.run(bytes).unwrap();
+    if run.verdict == XDP_DROP {
+        return None;
+    }
+    assert_eq!(run.verdict, XDP_TX);
+    assert!(frame::checksums_hold(&run.frame));
+    let (addresses, datagram) = frame::parse(&run.frame).unwrap();
+    let packet = Packet::parse(datagram).unwrap();
+    let header = packet.header;
+    let (token, client) = shared.sessions.read().unwrap()[&header.session];
+    let to = client_endpoint(client);
+    assert_eq!((header.op, header.token, header.reply_to()), (Op::WReply, token, Some(to)));
+    assert_eq!((addresses.destination, addresses.destination_mac), ((to.addr, to.port), client_mac(client)));
+    Some((header.session, header.request, packet.key.to_vec()))
+}
+
+/// What is known of one write.
+struct Write {
+    session: SessionId,
+    request: u64,
+    key: Vec<u8>,
+    committed: Option<(u64, u64)>,
+    /// When each member's first acknowledgement began.
+    acked: HashMap<u8, u64>,
+}
+
+#[test]
+fn two_cpus_at_once() {
+    let seed = std::env::var("UNDERPASS_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(rand::random);
+    let steps = std::env::var("UNDERPASS_PACKETS").ok().and_then(|s| s.parse().ok()).unwrap_or(300_000);
+    println!("UNDERPASS_SEED={seed}");
+    let mut twins = Twins::new(&mut rng(seed), SIZES);
+    twins.configure(config(SHARD, EPOCH, MEMBERS));
+    let bucket_key = twins.kernel.settings().bucket_key;
+    let shared = Shared {
+        kernel: twins.kernel,
+        steps_left: AtomicI64::new(steps),
+        clock: AtomicU64::new(1),
+        mail: Default::default(),
+        propagated: Mutex::default(),
+        sessions: RwLock::default(),
+        committed: Default::default(),
+    };
+    for index in 0..2 * CLIENTS {
+        open(&shared, SessionId::new(1, index), u64::from(index), index as u8);
+    }
+    let mut log = vec![];
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..2)
+            .map(|cpu| {
+                let of = cpu as u16 * CLIENTS;
+                let client = |index| Client { index, generation: 1, request: 0, outstanding: None, rejected: false };
+                let thread = Thread {
+                    cpu,
+                    rng: rng(seed ^ (cpu as u64 + 1)),
+                    shared: &shared,
+                    clients: (of..of + CLIENTS).map(client).collect(),
+                    mail: vec![],
+                    log: vec![],
+                    bounds: [0; KEYS],
+                    read: 0,
+                };
+                scope.spawn(move || thread.run())
+            })
+            .collect();
+        log.extend(agent(&shared));
+        for thread in threads {
+            log.extend(thread.join().unwrap());
+        }
+    });
+    drain(&shared, &mut log);
+    let writes = judge(&log);
+    judge_tables(&shared, &writes, &bucket_key);
+    judge_counters(&shared, &log, &writes);
+}
+
+/// Delivers what is left. Of every write three acknowledgements were made, so that resolves everything.
+fn drain(shared: &Shared, log: &mut Vec<Logged>) {
+    for mail in &shared.mail {
+        for mail in mem::take(&mut *mail.lock().unwrap()) {
+            let Mail::Ack { frame, seq, member } = mail else { continue };
+            let before = shared.clock.fetch_add(1, SeqCst);
+            let committed = acknowledge(shared, &frame).is_some();
+            let after = shared.clock.fetch_add(1, SeqCst);
+            log.push(Logged { before, after, event: Event::Acked { seq, member } });
+            if committed {
+                log.push(Logged { before, after, event: Event::Committed { seq } });
+            }
+        }
+    }
+}
+
+/// Judges what was seen from outside.
+fn judge(log: &[Logged]) -> BTreeMap<u64, Write> {
+    let mut writes: BTreeMap<u64, Write> = BTreeMap::new();
+    let mut seq_of = HashMap::new();
+    for Logged { event, .. } in log {
+        if let Event::Ordered { session, request, seq, key } = event {
+            let first = *seq_of.entry((*session, *request)).or_insert(*seq);
+            assert_eq!(first, *seq, "one request has two sequence numbers");
+            let write = writes.entry(*seq).or_insert_with(|| Write {
+                session: *session,
+                request: *request,
+                key: key.clone(),
+                committed: None,
+                acked: HashMap::new(),
+            });
+            assert_eq!((write.session, write.request), (*session, *request), "two requests have one sequence number");
+        }
+    }
+    let base = u64::from(EPOCH) << 40;
+    assert!(writes.keys().copied().eq(base + 1..=base + writes.len() as u64), "sequence numbers have gaps");
+    for Logged { before, after, event } in log {
+        match event {
+            Event::Acked { seq, member } => {
+                let first = writes.get_mut(seq).unwrap().acked.entry(*member).or_insert(*before);
+                *first = (*first).min(*before);
+            }
+            Event::Committed { seq } => {
+                let write = writes.get_mut(seq).unwrap();
+                assert!(write.committed.replace((*before, *after)).is_none(), "seq {seq} was committed twice");
+            }
+            _ => {}
+        }
+    }
+    for (seq, write) in &writes {
+        let (_, after) = write.committed.unwrap_or_else(|| panic!("seq {seq} never committed"));
+        let acked = (0..MEMBERS).all(|member| write.acked.get(&member).is_some_and(|at| *at < after));
+        assert!(acked, "seq {seq} committed without every member's acknowledgement");
+    }
+    judge_reads(log, &writes);
+    for Logged { before, after, event } in log {
+        match event {
+            Event::Answered { session, request, seq } => {
+                assert_eq!(seq_of.get(&(*session, *request)), Some(seq), "answered with another write's seq");
+                let committed = writes[seq].committed.unwrap().0;
+                assert!(committed < *after, "seq {seq} was answered from its record before it was decided");
+            }
+            Event::Closed { session, request, state } => {
+                // What CLOSE did not tell of was never ordered, and never will be.
+                let taken = |(of, number): &(SessionId, u64)| {
+                    of == session && (number > request || (number == request && *state == abi::UP_STATE_IDLE))
+                };
+                assert!(!seq_of.keys().any(taken), "of {session:?} something was ordered that CLOSE did not tell of");
+            }
+            Event::Stable { seq } => {
+                let mut below = writes.range(..=*seq).rev().take(64);
+                let late = below.find(|(_, write)| write.committed.unwrap().0 > *after);
+                assert!(late.is_none(), "stable {seq} at {before} covers the unresolved seq {}", late.unwrap().0);
+            }
+            _ => {}
+        }
+    }
+    writes
+}
+
+/// read-committed and freshness of every bound.
+fn judge_reads(log: &[Logged], writes: &BTreeMap<u64, Write>) {
+    let keys: HashSet<_> = writes.values().map(|write| &write.key).collect();
+    for key in keys {
+        let of_key: BTreeMap<_, _> = writes.iter().filter(|(_, write)| write.key == *key).collect();
+        // When a client was told of a write, by its reply or from its record: then it is over for every read.
+        let mut told: Vec<_> = of_key.iter().map(|(seq, write)| (write.committed.unwrap().1, **seq)).collect();
+        told.extend(log.iter().filter_map(|logged| match logged.event {
+            Event::Answered { seq, .. } if of_key.contains_key(&seq) => Some((logged.after, seq)),
+            _ => None,
+        }));
+        told.sort_unstable();
+        for at in 1..told.len() {
+            told[at].1 = told[at].1.max(told[at - 1].1);
+        }
+        for Logged { before, after, event } in log {
+            let Event::Read { key: read, bound } = event else { continue };
+            if read != key {
+                continue;
+            }
+            if let Some((seq, write)) = of_key.range(..=*bound).next_back() {
+                let decided = write.committed.unwrap().0;
+                assert!(decided < *after, "a read with bound {bound} covers seq {seq} before it was decided");
+            }
+            let known = told.partition_point(|(at, _)| at < before);
+            if let Some((_, seq)) = known.checked_sub(1).map(|at| told[at]) {
+                assert!(*bound >= seq, "a read with bound {bound} misses seq {seq}, committed before it was called");
+            }
+        }
+    }
+}
+
+/// clean-after, of the tables.
+fn judge_tables(shared: &Shared, writes: &BTreeMap<u64, Write>, bucket_key: &[u32; 64]) {
+    let mut records = vec![];
+    shared.kernel.read_sessions(SIZES.sessions, &mut records).unwrap();
+    assert!(!records.iter().any(|record| unresolved(record.state)), "a write is unresolved at the end");
+    let mut last = HashMap::new();
+    for (seq, write) in writes {
+        let within = hash::bucket_hash(&write.key, bucket_key) & (SIZES.buckets - 1);
+        last.insert(slot(SHARD) * SIZES.buckets as usize + within as usize, *seq);
+    }
+    for index in 0..(SIZES.buckets * abi::UP_SHARD_SLOTS) as usize {
+        let bucket = shared.kernel.bucket(index as u32).unwrap();
+        assert!(bucket.ways.iter().all(|way| way.last == 0), "bucket {index} is dirty at the end");
+        let word = shared.kernel.word(index);
+        assert_eq!(word & u64::from(UP_BUCKET_DIRTY), 0, "the word of bucket {index} says dirty");
+        assert_eq!(word >> UP_BUCKET_LAST_SHIFT, last.get(&index).copied().unwrap_or(0), "last of bucket {index}");
+    }
+    let clock = shared.kernel.shard(slot(SHARD)).clock;
+    assert_eq!(clock, *writes.keys().next_back().unwrap());
+}
+
+fn judge_counters(shared: &Shared, log: &[Logged], writes: &BTreeMap<u64, Write>) {
+    let counters = shared.kernel.counters().unwrap();
+    let count = |counter: u32| counters[counter as usize];
+    let events = |is: fn(&Event) -> bool| log.iter().filter(|logged| is(&logged.event)).count() as u64;
+    let ordered = events(|event| matches!(event, Event::Ordered { .. }));
+    let answered = events(|event| matches!(event, Event::Answered { .. }));
+    assert_eq!(count(abi::UP_COUNT_WRITE), writes.len() as u64);
+    assert_eq!(count(abi::UP_COUNT_COMMIT), writes.len() as u64);
+    assert_eq!(count(abi::UP_COUNT_WRITE) + count(abi::UP_COUNT_WRITE_AGAIN), ordered);
+    assert_eq!(count(abi::UP_COUNT_WRITE_ANSWERED), answered);
+    assert_eq!(count(abi::UP_COUNT_READ), events(|event| matches!(event, Event::Read { .. })));
+    let acks = [abi::UP_COUNT_ACK, abi::UP_COUNT_COMMIT, abi::UP_COUNT_DROP_ACK_STALE].map(count).iter().sum::<u64>();
+    assert_eq!(acks, events(|event| matches!(event, Event::Acked { .. })));
+    let reject = |reason: Reason| count(abi::UP_COUNT_REJECT + u32::from(reason.to_wire()));
+    println!(
+        "{} writes, {} sent again, {} answered from the record, {} met a write in other hands, {} key busy, {} dirty reads",
+        writes.len(),
+        count(abi::UP_COUNT_WRITE_AGAIN),
+        answered,
+        count(abi::UP_COUNT_DROP_STARTING),
+        reject(Reason::KeyBusy),
+        count(abi::UP_COUNT_READ_DIRTY),
+    );
+    // A run in which nothing met would show nothing.
+    for counter in [
+        abi::UP_COUNT_WRITE_AGAIN,
+        abi::UP_COUNT_WRITE_ANSWERED,
+        abi::UP_COUNT_DROP_ACK_STALE,
+        abi::UP_COUNT_READ_DIRTY,
+        abi::UP_COUNT_REJECT + u32::from(Reason::KeyBusy.to_wire()),
+    ] {
+        assert!(count(counter) > 0, "counter {counter} was never reached");
+    }
+}
