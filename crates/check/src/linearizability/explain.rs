@@ -14,7 +14,7 @@ use std::{
 use super::{
     matters,
     model::{ABSENT, Interner, NEVER, Op, State},
-    search::{Search, Stuck, Verdict},
+    search::{Search, Stuck, Verdict, bind},
 };
 use crate::history::{Operation, Outcome, Request, Text};
 
@@ -382,6 +382,7 @@ fn thin_out(ops: &[Op], stuck: &Stuck, values: &Interner) -> Vec<Op> {
     let fails = |ops: &[(Op, Op)]| {
         let mut sorted: Vec<Op> = ops.iter().map(|(op, _)| *op).collect();
         sorted.sort_by_key(|op| (op.call, op.ret));
+        bind(&mut sorted, values);
         matches!(Search::new(&sorted, values, BUDGET).run_from(quiet), Verdict::Violation(_))
     };
     if fails(&kept) {

@@ -21,7 +21,7 @@ use std::{
 
 pub use explain::Excerpt;
 use model::{Interner, Op, State};
-use search::{Search, Stuck, Verdict as Found};
+use search::{Search, Stuck, Verdict as Found, bind};
 
 use crate::history::{Operation, Outcome, Request, Text};
 
@@ -207,7 +207,8 @@ impl Checker {
                         ops.clear();
                         ops.extend(by_key.order[by_key.range(key)].iter().map(|&i| self.ops[i as usize]));
                         ops.sort_by_key(|op| (op.call, op.ret));
-                        let matter: Vec<Op> = ops.iter().filter(|op| matters(op)).copied().collect();
+                        let mut matter: Vec<Op> = ops.iter().filter(|op| matters(op)).copied().collect();
+                        bind(&mut matter, &self.values);
                         let found = Search::new(&matter, &self.values, options.budget).run(State::EMPTY);
                         let lock = || outcome.lock().unwrap_or_else(PoisonError::into_inner);
                         match found {

@@ -15,6 +15,8 @@
 //!   trusted beyond that.
 //! - *No useless step.* An operation that need not take effect (unknown, or absorbed: see below) is placed only where the
 //!   step after it needs it: dropping a useless one from an order leaves an order.
+//! - *Seen is bound.* An unknown write whose value was read, under a number that nobody else can have written it, took
+//!   effect there: it is placed by that number ([`bind`]).
 //! - *Alike is one.* Unknown operations with the same arguments are taken in the order of their calls. Contents that
 //!   nobody ever saw are one content.
 //! - *Absorbed.* A PUT that could have come directly before a step without changing its outcome is thereby satisfied; it
@@ -403,6 +405,14 @@ impl<'a> Search<'a> {
             return Err(OverBudget);
         }
         if let [only] = &mut after[..] {
+            let (ops, fixed) = (self.ops, &mut self.fixed);
+            only.done.retain(|&i| {
+                let bound = ops[i as usize].ret == NEVER;
+                if bound {
+                    fixed.retain(|&(_, _, other)| other != i);
+                }
+                !bound
+            });
             for (class, count) in only.used.drain(..) {
                 let of = &mut self.classes[class as usize];
                 let from = of.settled as usize;
@@ -716,6 +726,57 @@ impl<'a> Search<'a> {
             config.set_done(i);
         }
         fits
+    }
+}
+
+/// Gives an unknown write the sequence number under which its value was read, where no other write can have made that
+/// value under that number: it then took effect, and is no choice any more.
+pub(super) fn bind(ops: &mut [Op], values: &Interner) {
+    if !ops.iter().any(Op::is_unknown) {
+        return;
+    }
+    let owned: HashSet<u64> =
+        ops.iter().filter(|op| op.request != Request::Get && op.cas != 0).map(|op| op.cas).collect();
+    let mut read: HashMap<u64, Content> = HashMap::new();
+    for op in ops.iter().filter(|op| op.request == Request::Get && op.cas != 0 && !owned.contains(&op.cas)) {
+        if *read.entry(op.cas).or_insert(op.value) != op.value {
+            return;
+        }
+    }
+    let mut by_value: HashMap<Content, Vec<usize>> = HashMap::new();
+    let mut composing = Vec::new();
+    for (i, op) in ops.iter().enumerate().filter(|(_, op)| op.makes_version() && op.cas == 0) {
+        match op.request {
+            Request::Append | Request::Prepend | Request::Incr => composing.push(i),
+            _ => by_value.entry(op.value).or_default().push(i),
+        }
+    }
+    if composing.len().saturating_mul(read.len()) > OBSERVED_WORK_MAX >> 4 {
+        return;
+    }
+    let mut times: HashMap<usize, Vec<u64>> = HashMap::new();
+    for (&number, &value) in &read {
+        let bytes = super::model::recorded_bytes(values, value);
+        let may_compose = |i: usize| {
+            let piece = || super::model::recorded_bytes(values, ops[i].value);
+            match ops[i].request {
+                Request::Append => bytes.ends_with(piece()),
+                Request::Prepend => bytes.starts_with(piece()),
+                _ => may_be_number(bytes, false),
+            }
+        };
+        let makers = by_value.get(&value).into_iter().flatten().copied();
+        let mut makers = makers.chain(composing.iter().copied().filter(|&i| may_compose(i)));
+        if let (Some(only), None) = (makers.next(), makers.next()) {
+            times.entry(only).or_default().push(number);
+        }
+    }
+    for (i, numbers) in times {
+        // Under two numbers: the search will find that it cannot be.
+        if let ([number], true) = (&numbers[..], ops[i].is_unknown()) {
+            ops[i].cas = *number;
+            ops[i].outcome = Outcome::Ok;
+        }
     }
 }
 
