@@ -303,6 +303,39 @@ impl Match<'_> {
         Ok(Sample { elapsed, busy, counts })
     }
 
+    /// Processes of the contender.
+    pub fn processes(&self) -> Vec<u32> {
+        self.started.processes()
+    }
+
+    /// Keeps the contender under load for so long, and has it looked at every `step`.
+    ///
+    /// # Errors
+    /// As [`Self::measure`], and those of `look`.
+    pub fn observe(
+        &mut self,
+        workload: &Workload,
+        length: Duration,
+        step: Duration,
+        mut look: impl FnMut(Duration) -> Result<()>,
+    ) -> Result<Counts> {
+        self.load.set_workload(workload, SHARD, &self.bed.macs)?;
+        self.load.set_checks(false, self.started.offloads_checksums());
+        let before = self.load.counts();
+        let sending = self.load.start(LOAD_CORE)?;
+        let start = Instant::now();
+        while start.elapsed() < length {
+            crate::process::sleep(step.min(length.saturating_sub(start.elapsed())))?;
+            ensure!(!sending.failed(), "the load generator ended");
+            look(start.elapsed())?;
+        }
+        sending.stop()?;
+        self.load.drain(LOAD_CORE)?;
+        let counts = self.load.counts().since(&before);
+        self.load.check_errors(&counts)?;
+        Ok(counts)
+    }
+
     /// Takes the contender down.
     ///
     /// # Errors

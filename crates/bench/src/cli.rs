@@ -6,6 +6,7 @@ use clap::Subcommand;
 pub use crate::demo::{DemoArgs, run as run_demo};
 use crate::{
     coordinator::{self, CoordinatorArgs},
+    memory::{self, MemoryArgs},
     replica::{self, ReplicaArgs},
     ycsb::{self, YcsbArgs},
 };
@@ -19,6 +20,8 @@ pub enum Command {
     Ycsb(YcsbArgs),
     /// Compare GETs from one core of a replica with memcached over UDP on the same core
     Replica(ReplicaArgs),
+    /// Weigh a coordinator: at rest, over a long run, and what 100 starts and ends leave behind
+    Memory(MemoryArgs),
 }
 
 /// Runs a benchmark and prints what it found.
@@ -29,6 +32,7 @@ pub fn run(command: Command) -> Result<()> {
     let text = match command {
         Command::Coordinator(args) => coordinator::run(&args)?.text(),
         Command::Replica(args) => replica::run(&args)?.text(),
+        Command::Memory(args) => memory::run(&args)?.text(),
         Command::Ycsb(args) => ycsb::run(&args)?.text(),
     };
     print!("{text}");

@@ -11,6 +11,7 @@ pub mod demo;
 pub mod driver;
 pub mod history;
 pub mod load;
+pub mod memory;
 pub mod netns;
 pub mod plot;
 pub mod process;
