@@ -200,7 +200,12 @@ impl Thread<'_> {
         let client = self.clients.iter_mut().find(|client| client.index == session.index()).expect("mine");
         // A late one is of a request that was answered before, or of a session that was closed.
         if client.session() == session && client.request == request {
-            client.outstanding = None;
+            if let Some(frame) = client.outstanding.take()
+                && self.rng.random_bool(0.1)
+            {
+                // A copy that comes late.
+                self.request(&frame);
+            }
         } else {
             assert!(client.session() != session || client.request > request, "a reply to what was never asked");
         }
@@ -259,6 +264,11 @@ impl Thread<'_> {
     }
 
     fn acknowledge(&mut self) {
+        if self.mail.is_empty() {
+            // The other thread may not be running at all.
+            let mut other = self.shared.mail[1 - self.cpu].lock().unwrap();
+            self.mail.extend(other.extract_if(.., |mail| matches!(mail, Mail::Ack { .. })));
+        }
         if self.mail.is_empty() {
             return;
         }
