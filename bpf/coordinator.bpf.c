@@ -448,8 +448,8 @@ static __always_inline int write(struct up_frame *f, const void *data_end, struc
 	if (request > recorded_request || (request == recorded_request && state == UP_STATE_IDLE)) {
 		if (unresolved(state)) {
 			refused = UP_REASON_SESSION_BUSY;
-		} else if (config->draining) {
-			refused = UP_REASON_LEASE;
+		} else if (config->refuse_writes) {
+			refused = config->refuse_writes;
 		} else if (config->store_full && may_grow) {
 			refused = UP_REASON_STORE_FULL;
 		} else {

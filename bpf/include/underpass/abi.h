@@ -46,7 +46,7 @@ struct up_config {
 	__u8 must_ack_count;
 	__u8 serving_count;
 	__u8 store_full; /* refuse writes that may grow the store */
-	__u8 draining; /* refuse every new write; those under way are still sent again */
+	__u8 refuse_writes; /* enum up_reason: refuse every new write for it; those under way are still sent again */
 	__u8 reserved[2];
 	__u8 must_ack_list[UP_MEMBERS_MAX]; /* the indices in must_ack, ascending */
 	__u8 serving_list[UP_MEMBERS_MAX];

@@ -50,7 +50,7 @@ pub struct up_config {
     pub must_ack_count: __u8,
     pub serving_count: __u8,
     pub store_full: __u8,
-    pub draining: __u8,
+    pub refuse_writes: __u8,
     pub reserved: [__u8; 2usize],
     pub must_ack_list: [__u8; 8usize],
     pub serving_list: [__u8; 8usize],
@@ -88,8 +88,8 @@ const _: () = {
         "Offset of field: up_config::store_full",
     ][::core::mem::offset_of!(up_config, store_full) - 28usize];
     [
-        "Offset of field: up_config::draining",
-    ][::core::mem::offset_of!(up_config, draining) - 29usize];
+        "Offset of field: up_config::refuse_writes",
+    ][::core::mem::offset_of!(up_config, refuse_writes) - 29usize];
     [
         "Offset of field: up_config::reserved",
     ][::core::mem::offset_of!(up_config, reserved) - 30usize];

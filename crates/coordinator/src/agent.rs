@@ -55,8 +55,6 @@ const CONTROL_BURST: usize = 256;
 /// How long a clean stop waits for unresolved writes.
 const DRAIN_MS: u64 = 3000;
 /// While it waits: how long retransmissions may pass, then how long nothing may.
-const DRAIN_OPEN_MS: u64 = 200;
-const DRAIN_SHUT_MS: u64 = 50;
 /// The lease of a coordinator that is alone: there is no other that it could overlap with (protocol.md, section 7).
 const LEASE_FOR_EVER: u64 = u64::MAX;
 
@@ -267,12 +265,9 @@ struct Served {
     unresolved: u32,
 }
 
-/// A stop under way.
+/// A stop under way: no new writes, until none is under way or this moment has come.
 struct Draining {
     until_ms: u64,
-    /// Nothing passes, not even retransmissions.
-    shut: bool,
-    switch_ms: u64,
 }
 
 /// Why the loop ended.
@@ -445,7 +440,7 @@ impl Loop {
             }
             if now_ms >= self.heartbeat_ms {
                 self.heartbeat(now_ms)?;
-                if self.drained(now_ms)? {
+                if self.drained(now_ms) {
                     return Ok(Ended::Stopped);
                 }
             }
@@ -490,12 +485,9 @@ impl Loop {
     /// Tells the data path what is so now of a shard that serves.
     fn configure(&mut self, at: usize) -> Result<()> {
         let served = &self.shards[at];
-        let shut = self.draining.as_ref().is_some_and(|draining| draining.shut);
-        let lease_until_ms = if shut { 0 } else { LEASE_FOR_EVER };
-        let mut config = served.members.config(served.floor, lease_until_ms, &served.next_hops);
+        let mut config = served.members.config(served.floor, LEASE_FOR_EVER, &served.next_hops);
         if self.draining.is_some() {
-            // The softer half of a stop: writes under way may be sent again, hardly any new one comes.
-            config.store_full = 1;
+            config.refuse_writes = Reason::Lease.to_wire();
         }
         self.datapath.configure(&config).with_context(|| format!("configuring shard {}", config.shard))
     }
@@ -832,7 +824,7 @@ impl Loop {
     fn start_draining(&mut self) -> Result<()> {
         info!("stopping: no new writes, waiting for those under way");
         let now_ms = now_ms();
-        self.draining = Some(Draining { until_ms: now_ms + DRAIN_MS, shut: false, switch_ms: now_ms + DRAIN_OPEN_MS });
+        self.draining = Some(Draining { until_ms: now_ms + DRAIN_MS });
         // At once: nothing may be under way.
         self.heartbeat_ms = now_ms;
         self.configure_serving()
@@ -847,26 +839,11 @@ impl Loop {
         Ok(())
     }
 
-    /// Whether a stop has nothing more to wait for; called after every scan. It alternates between letting retransmissions
-    /// pass, for a write whose clone or acknowledgement was lost, and letting nothing pass: only then does a scan that finds
-    /// nothing mean that nothing will be.
-    fn drained(&mut self, now_ms: u64) -> Result<bool> {
+    /// Whether a stop has nothing more to wait for; called after every scan. No CPU orders a new write any more, so a scan
+    /// that finds nothing means that nothing will be. Retransmissions of writes under way still pass.
+    fn drained(&self, now_ms: u64) -> bool {
         let unresolved: u32 = self.shards.iter().map(|served| served.unresolved).sum();
-        let Some(draining) = &mut self.draining else { return Ok(false) };
-        if draining.shut && unresolved == 0 {
-            return Ok(true);
-        }
-        let (over, switches) = (now_ms >= draining.until_ms, now_ms >= draining.switch_ms);
-        if draining.shut && over {
-            return Ok(true);
-        }
-        if over || unresolved == 0 || switches {
-            draining.shut = !draining.shut;
-            draining.switch_ms = now_ms + if draining.shut { DRAIN_SHUT_MS } else { DRAIN_OPEN_MS };
-            self.heartbeat_ms = now_ms;
-            self.configure_serving()?;
-        }
-        Ok(false)
+        self.draining.as_ref().is_some_and(|draining| unresolved == 0 || now_ms >= draining.until_ms)
     }
 
     /// The end of a stop: the record, and the data path.
@@ -889,11 +866,11 @@ impl Loop {
                 report.clean = false;
                 report.unresolved.push((shard, served.unresolved));
                 error!(
-                    "shard {shard}: {} writes are unresolved, so epoch {} does not end clean: replicas that hold its data will \
-                     refuse the next one. They were waiting for: {}",
+                    "shard {shard}: {} writes are unresolved, so epoch {} does not end clean. They were waiting for: {}. {}",
                     served.unresolved,
                     served.members.epoch(),
-                    self.waited_for(at)
+                    self.waited_for(at),
+                    self.datapath.after_unclean_end()
                 );
                 continue;
             }
@@ -904,7 +881,11 @@ impl Loop {
             self.authority.store(record.ended_clean(time_ms))?;
             info!("shard {shard}: epoch {} ended clean", self.shards[at].members.epoch());
         }
-        self.datapath.stop()?;
+        if report.clean {
+            self.datapath.stop()?;
+        } else {
+            self.datapath.leave()?;
+        }
         Ok(report)
     }
 

@@ -12,6 +12,7 @@ use nix::{
     },
 };
 use tracing::info;
+use underpass_datapath::attach::interface_index;
 
 use crate::{
     agent::Agent,
@@ -26,6 +27,8 @@ pub enum Command {
     Run(RunArgs),
     /// Check a configuration without running it
     Check(RunArgs),
+    /// Detach a coordinator that ended without doing so, and give up its tables
+    Detach(DetachArgs),
     /// Show what a running coordinator counts, and how its replicas are
     Stats(StatsArgs),
 }
@@ -39,6 +42,14 @@ pub struct RunArgs {
     /// What is set here.
     #[command(flatten)]
     pub options: Options,
+}
+
+/// Which attachment to remove.
+#[derive(Debug, Args)]
+pub struct DetachArgs {
+    /// The interface, of the caller's network namespace
+    #[arg(long, value_name = "DEV")]
+    pub device: String,
 }
 
 /// Which coordinator to ask, and how to show the answer.
@@ -62,6 +73,15 @@ pub fn run(command: Command) -> Result<()> {
         Command::Check(args) => {
             let config = args.into_config()?;
             println!("all right: {} ({}), shards: {}", config.listen, config.datapath, config.shards.len());
+            Ok(())
+        }
+        Command::Detach(args) => {
+            let ifindex = interface_index(&args.device)?;
+            if underpass_datapath::coordinator::detach_left(ifindex)? {
+                println!("detached from {}; the tables are gone", args.device);
+            } else {
+                println!("no coordinator was left on {}", args.device);
+            }
             Ok(())
         }
         Command::Stats(args) => show(&args),

@@ -83,6 +83,16 @@ pub trait DataPath {
 
     /// Detaches and leaves nothing behind. Dropping without it is a crash: what survives one, survives.
     fn stop(self: Box<Self>) -> Result<()>;
+
+    /// Ends with writes unresolved: tables that can outlive this process do, for the next agent to go on with.
+    fn leave(self: Box<Self>) -> Result<()> {
+        self.stop()
+    }
+
+    /// What an unclean end means, for the operator.
+    fn after_unclean_end(&self) -> String {
+        "Its tables end with this process: replicas that hold data of this epoch will refuse the next one".into()
+    }
 }
 
 /// Control packets in and out, from the coordinator's own address.

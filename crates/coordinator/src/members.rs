@@ -67,6 +67,8 @@ pub struct Member {
     pub items: u64,
     /// Why it does not take part or gets no reads; empty if all is well.
     pub trouble: String,
+    /// It lost what it held; its acknowledgement never comes.
+    lost: bool,
     /// It answered in this round of asking.
     answered: bool,
     /// The epoch whose data it holds, by its latest refusal.
@@ -112,6 +114,7 @@ impl Members {
             budget_bytes: 0,
             items: 0,
             trouble: "has not answered yet".to_owned(),
+            lost: false,
             answered: false,
             epoch: 0,
             told_clean: 0,
@@ -207,6 +210,7 @@ impl Members {
             floor,
             lease_until_ms,
             store_full: self.store_full.into(),
+            refuse_writes: if self.members.iter().any(|member| member.lost) { Reason::NoMember.to_wire() } else { 0 },
             ..up_config::default()
         };
         for (index, member) in self.members.iter().enumerate() {
@@ -385,6 +389,9 @@ impl Members {
         if ack.incarnation != self.members[index].incarnation {
             return self.restarted(index);
         }
+        if self.members[index].lost {
+            return Event::None;
+        }
         let shard = self.shard;
         let member = &mut self.members[index];
         member.heard_ms = Some(now_ms);
@@ -424,13 +431,14 @@ impl Members {
     /// A member lost what it held: no reads for it, for good.
     fn restarted(&mut self, index: usize) -> Event {
         let member = &mut self.members[index];
-        let says = "was restarted and lost its data: it gets no reads, and no write is acknowledged any more. A replica \
+        let says = "was restarted and lost its data: it gets no reads, and new writes are refused. A replica \
                     cannot be filled from the others yet: stop the coordinator, restart every replica, begin empty";
         if member.trouble != says {
             error!("shard {}: replica {index} ({}) {says}", self.shard, member.endpoint);
             member.trouble = says.to_owned();
         }
-        if std::mem::take(&mut member.serving) { Event::Changed } else { Event::None }
+        member.serving = false;
+        if std::mem::replace(&mut member.lost, true) { Event::None } else { Event::Changed }
     }
 
     /// Takes reads away from members that are silent.
@@ -698,12 +706,14 @@ mod tests {
         assert_eq!(members.check_silence(1001), Event::Changed);
         let config = members.config(0, u64::MAX, &[]);
         assert_eq!((config.serving, config.serving_list[0], config.must_ack), (1, 0, 3), "must_ack never changes");
-        // The same life answers again; another life does not count.
-        assert_eq!(members.heartbeat_ack(at(3), &header, &ack(99, 0), 1100), Event::None);
-        assert_eq!(members.config(0, u64::MAX, &[]).serving, 1);
+        assert_eq!(config.refuse_writes, 0, "it may come back");
         assert_eq!(members.heartbeat_ack(at(3), &header, &ack(12, 0), 1200), Event::Changed);
         assert_eq!(members.config(0, u64::MAX, &[]).serving, 3);
         assert_eq!(members.heartbeat_ack(at(3), &header, &ack(99, 0), 1300), Event::Changed, "at once");
+        assert_eq!(members.config(0, u64::MAX, &[]).serving, 1);
+        assert_eq!(members.config(0, u64::MAX, &[]).refuse_writes, Reason::NoMember.to_wire());
+        // A late answer of its former life changes nothing.
+        assert_eq!(members.heartbeat_ack(at(3), &header, &ack(12, 0), 1400), Event::None);
         assert_eq!(members.config(0, u64::MAX, &[]).serving, 1);
         // It may know of no epoch at all by now.
         let mut header = members.header(Op::ControlReject);

@@ -86,7 +86,7 @@ impl Link {
             return Err(AttachError {
                 what: at(),
                 source: gone,
-                advice: ". Remove it with `underpass coordinator detach` and start again".into(),
+                advice: ". Remove it with `underpass coordinator detach --device ...` and start again".into(),
             });
         }
         // SAFETY: both descriptors are open; no options.
@@ -123,6 +123,13 @@ impl Link {
             return Err(AttachError::new(format!("pinning the attachment at {}", path.display()), source));
         }
         Ok(())
+    }
+
+    /// Detaches what is pinned at `path`, if anything.
+    pub fn detach_pinned(path: &Path) {
+        if let Ok(link) = Self::open(path) {
+            link.detach();
+        }
     }
 
     /// Detaches at once, pinned or not.

@@ -65,7 +65,7 @@ pub enum LoadError {
     /// Pinned tables of another version or of other settings.
     #[error(
         "{path} holds the tables of a coordinator with {difference}: stop that one in order with its own version, or give \
-         its tables up with `underpass coordinator detach` (replicas then refuse the next epoch, unless they start empty)"
+         its tables up with `underpass coordinator detach --device ...` (replicas then refuse the next epoch, unless they start empty)"
     )]
     OtherTables {
         /// The pin directory.
@@ -522,6 +522,18 @@ pub fn unpin(pins: &Path) {
         let _ = fs::remove_file(pins.join(name));
     }
     let _ = fs::remove_dir(pins);
+}
+
+/// Removes what a coordinator of ours left on an interface: attachment, TC filter, pinned tables. False: nothing was there.
+pub fn detach_left(ifindex: u32) -> Result<bool, AttachError> {
+    let pins = pin_directory(ifindex).map_err(|e| AttachError::new("asking for this network namespace", e))?;
+    if !pins.exists() {
+        return Ok(false);
+    }
+    Link::detach_pinned(&pins.join("link"));
+    TcAttachment::remove_left(ifindex);
+    unpin(&pins);
+    Ok(true)
 }
 
 /// Waits until every program run that began before has ended. XDP and TC programs run inside RCU read-side critical

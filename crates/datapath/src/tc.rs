@@ -46,6 +46,19 @@ impl TcAttachment {
     }
 }
 
+impl TcAttachment {
+    /// Removes our filters from an interface, if there are any.
+    pub fn remove_left(ifindex: u32) {
+        let nobody = std::io::stdin();
+        // The builder wants a descriptor; detaching goes by handle and priority and never looks at it.
+        let mut builder = TcHookBuilder::new(nobody.as_fd());
+        builder.ifindex(ifindex as i32).handle(HANDLE).priority(PRIORITY);
+        for side in [TC_INGRESS, TC_EGRESS] {
+            let _ = builder.hook(side).detach();
+        }
+    }
+}
+
 impl Drop for TcAttachment {
     fn drop(&mut self) {
         let _ = self.hook.detach();

@@ -478,8 +478,8 @@ impl Coordinator {
             return Step::Done(self.reject(header, Reason::SessionBusy));
         }
         let kind = Kind::from_wire(header.kind).expect("admitted");
-        if config.draining != 0 {
-            return Step::Done(self.reject(header, Reason::Lease));
+        if let Some(reason) = Reason::from_wire(config.refuse_writes) {
+            return Step::Done(self.reject(header, reason));
         }
         if config.store_full != 0 && !kind.never_grows() {
             return Step::Done(self.reject(header, Reason::StoreFull));
