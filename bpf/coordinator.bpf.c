@@ -95,6 +95,8 @@ static __always_inline void count(__u32 counter)
 	__u32 zero = 0;
 	struct up_counters *c = bpf_map_lookup_elem(&counters, &zero);
 
+	/* Kernels before 6.12 know the bound of the register that was compared, and of no copy of it. */
+	barrier_var(counter);
 	if (c && counter < UP_COUNT_END)
 		c->count[counter]++;
 }
