@@ -416,15 +416,14 @@ static __always_inline int answer(struct up_frame *f, const void *data_end, cons
 }
 
 static __always_inline int write(struct up_frame *f, const void *data_end, struct up_shard *slot,
-				 const struct up_config *config, struct up_session *record, __u64 ms)
+				 const struct up_config *config, struct up_session *record)
 {
 	struct up_header *header = f->header;
 	__u64 session = bpf_be64_to_cpu(header->session);
 	__u64 request = bpf_be64_to_cpu(header->request);
 	bool conditional = header->kind != UP_KIND_PUT;
 	bool may_grow = header->kind != UP_KIND_DELETE && header->kind != UP_KIND_TOUCH;
-	__u64 time = ms + settings.time_offset_ms;
-	__u64 seq, recorded_seq, recorded_time, recorded_request, result;
+	__u64 seq, time, recorded_seq, recorded_time, recorded_request, result;
 	struct up_fingerprint fingerprint = {};
 	__u8 state, kind, status;
 	struct up_bucket *bucket;
@@ -521,6 +520,8 @@ static __always_inline int write(struct up_frame *f, const void *data_end, struc
 		*(volatile __u64 *)word = seq << UP_BUCKET_LAST_SHIFT | UP_BUCKET_DIRTY;
 	}
 	bpf_spin_unlock(&bucket->lock);
+	/* Not earlier: a read that looked before this write was ordered must not be stamped later than it. */
+	time = now_ms() + settings.time_offset_ms;
 
 	/* WRITE step 3. A starting record is never reused or closed, so it is still this request's. */
 	bpf_spin_lock(&record->lock);
@@ -751,7 +752,7 @@ int coordinator(struct xdp_md *ctx)
 	touch(record, ms);
 	if (f.header->op == UP_OP_READ)
 		return read(&f, data_end, config, ms);
-	return write(&f, data_end, slot, config, record, ms);
+	return write(&f, data_end, slot, config, record);
 }
 
 /*
