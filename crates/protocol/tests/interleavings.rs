@@ -647,6 +647,7 @@ fn three_puts_of_one_key() {
 fn a_put_and_a_conditional() {
     let set = Set::new("a PUT and an INCR", 2, vec![vec![put("1")], vec![(Ask::Incr(1), "k"), (Ask::Incr(1), "k")]]);
     holds(&set);
+    breaks(&set, Published { shared_conditional: true, ..Published::default() }, &["same-outcome", "linearizable"]);
     let set = Set::new("two ADDs", 2, vec![vec![(Ask::Add("a".into()), "k")], vec![(Ask::Add("b".into()), "k")]]);
     holds(&Set { again: 1, ..set });
     let set = Set::new("DELETE and PUT", 2, vec![vec![put("a"), (Ask::Delete, "k")], vec![put("b")]]);

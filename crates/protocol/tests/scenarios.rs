@@ -51,6 +51,7 @@ fn switches(words: &[&str]) -> (coordinator::Published, replica::Published) {
             "uncommitted_read" => &mut coordinator.uncommitted_read,
             "late_read" => &mut coordinator.late_read,
             "clear_early" => &mut coordinator.clear_early,
+            "shared_conditional" => &mut coordinator.shared_conditional,
             "two_slots" => &mut coordinator.two_slots,
             "retry_is_new" => &mut coordinator.retry_is_new,
             "bound_first" => &mut coordinator.bound_first,

@@ -129,6 +129,8 @@ pub struct Published {
     pub clear_early: bool,
     /// Hole 6: one key may be in two slots.
     pub two_slots: bool,
+    /// A draft of ours: a conditional write may be pending together with others of its key.
+    pub shared_conditional: bool,
     /// Hole 7: a retransmitted write is a new write.
     pub retry_is_new: bool,
     /// Hole 11: a read takes its bound before it looks at the dirty set.
@@ -500,6 +502,8 @@ impl Coordinator {
         let taken = ways.iter().position(|way| way.last != 0 && way.fingerprint == write.fingerprint);
         #[cfg(feature = "published")]
         let taken = if self.published.two_slots { None } else { taken };
+        #[cfg(feature = "published")]
+        let conditional = conditional && !self.published.shared_conditional;
         if let Some(at) = taken
             && (ways[at].exclusive != 0 || conditional)
         {

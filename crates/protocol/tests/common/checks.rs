@@ -1,14 +1,16 @@
 //! The invariants of protocol.md, section 8, as far as a run without fail-over can break them.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use underpass_check::{
-    history::{Operation, Outcome, Request},
-    invariants,
+    history::{Operation, Outcome, Request, Text},
+    invariants::{
+        Applied, Committed, Violation, clean_after, committed_everywhere, linearizable, monotone, one_effect,
+        read_committed, same_outcome,
+    },
 };
 use underpass_protocol::{
+    coordinator::Coordinator,
     replica::{Dump, Replica},
-    wire::{SessionId, Status},
+    wire::Status,
 };
 
 use super::{Ask, BASE, oracle::Answer};
@@ -25,94 +27,75 @@ pub struct Recorded {
 /// A broken invariant: its name, and what was seen.
 pub type Broken = (&'static str, String);
 
-/// What was seen of the writes so far, for the invariants that look at more than one moment.
+/// What was seen so far, in the order in which it happened. Sequence numbers count from [`BASE`].
 #[derive(Default)]
 pub struct Seen {
-    /// Writes that the coordinator decided to commit: seq to key.
-    decided: BTreeMap<u64, String>,
-    /// Sequence numbers under which replicas applied a request.
-    applied: BTreeMap<(SessionId, u64), BTreeSet<u64>>,
-    /// Status and value of the first acknowledgement of a write.
-    outcomes: BTreeMap<u64, (u8, Vec<u8>)>,
-    /// The newest committed version that each replica held of each key.
-    newest: BTreeMap<(u8, String), u64>,
-    /// Those found when something happened.
-    found: Vec<Broken>,
+    committed: Vec<Committed>,
+    applied: Vec<Applied>,
+    /// Commits and reads.
+    events: Vec<read_committed::Event>,
+    newest: Vec<monotone::Newest>,
 }
 
 impl Seen {
+    /// The coordinator has decided to commit a write.
     pub fn decide(&mut self, seq: u64, key: &str) {
-        self.decided.insert(seq, key.to_owned());
-    }
-
-    pub fn apply(&mut self, session: SessionId, request: u64, seq: u64) {
-        self.applied.entry((session, request)).or_default().insert(seq);
-    }
-
-    pub fn acknowledge(&mut self, seq: u64, status: u8, value: &[u8]) {
-        let first = self.outcomes.entry(seq).or_insert_with(|| (status, value.to_vec()));
-        if (first.0, &first.1[..]) != (status, value) {
-            let what = format!("seq {} has status {} at one replica and {status} at another", seq - BASE, first.0);
-            self.found.push(("same-outcome", what));
+        let committed = Committed { key: key.into(), seq: seq - BASE };
+        if !self.committed.contains(&committed) {
+            self.committed.push(committed.clone());
+            self.events.push(read_committed::Event::Committed(committed));
         }
+    }
+
+    /// A replica has acknowledged a write.
+    pub fn acknowledge(&mut self, applied: Applied) {
+        self.applied.push(Applied { seq: applied.seq - BASE, ..applied });
     }
 
     /// A replica answered a read of this key with the version of this seq.
-    pub fn read(&mut self, replica: &str, key: &str, seq: u64) {
-        let committed = self.decided.range(seq..).any(|(_, decided)| decided == key);
-        if !committed {
-            let what = format!("{replica} answered a read of {key} with seq {}, which is not committed", seq - BASE);
-            self.found.push(("read-committed", what));
-        }
+    pub fn read(&mut self, replica: u8, key: &str, seq: u64) {
+        self.events.push(read_committed::Event::Read { replica, key: key.into(), seq: seq - BASE });
     }
 
     /// Every invariant that is broken now.
     pub fn broken(&mut self, replicas: &[Option<Replica>], history: &[Recorded]) -> Vec<Broken> {
-        let mut broken = self.found.clone();
-        for (request, seqs) in self.applied.iter().filter(|(_, seqs)| seqs.len() > 1) {
-            let seqs: Vec<_> = seqs.iter().map(|seq| (seq - BASE).to_string()).collect();
-            let what = format!("request {} of a session took effect as seq {}", request.1, seqs.join(" and seq "));
-            broken.push(("one-effect", what));
-        }
+        let mut here = vec![];
+        let mut held = vec![];
         for (index, replica) in replicas.iter().enumerate() {
             let Some(replica) = replica else { continue };
-            self.committed_at(index as u8, &replica.dump(), &mut broken);
+            here.push(index as u8);
+            self.look_at(index as u8, &replica.dump(), &mut held);
         }
-        broken.extend(linearizable(history));
-        broken
+        let results = [
+            committed_everywhere::check(&here, &self.committed, &held),
+            read_committed::check(&self.events),
+            one_effect::check(&self.applied),
+            same_outcome::check(&self.applied),
+            monotone::check(&self.newest),
+            linearizable(history),
+        ];
+        results.into_iter().filter_map(Result::err).map(|violation| (violation.invariant, violation.what)).collect()
     }
 
-    /// committed-everywhere and monotone.
-    fn committed_at(&mut self, index: u8, dump: &Dump, broken: &mut Vec<Broken>) {
-        let name = super::replica_name(index);
-        for (seq, key) in &self.decided {
-            let item = dump.items.iter().find(|item| item.key == key.as_bytes());
-            let held = item.is_some_and(|item| item.versions.iter().any(|version| version.seq >= *seq));
-            // A tombstone is dropped once it is stable.
-            if !held && (item.is_some() || dump.stable < *seq) {
-                let what =
-                    format!("seq {} of {key} is committed, and {name} has neither it nor a newer one", seq - BASE);
-                broken.push(("committed-everywhere", what));
-            }
-        }
+    /// For committed-everywhere and monotone.
+    fn look_at(&mut self, replica: u8, dump: &Dump, held: &mut Vec<committed_everywhere::Held>) {
         for item in &dump.items {
-            let key = String::from_utf8_lossy(&item.key).into_owned();
-            let committed = |seq: &u64| self.decided.contains_key(seq);
-            let newest = item.versions.iter().map(|version| version.seq).find(committed).unwrap_or(0);
-            let before = self.newest.entry((index, key.clone())).or_default();
-            if newest < *before {
-                broken.push(("monotone", format!("{key} at {name} went back from seq {before} to {newest}")));
-            }
-            *before = newest;
+            let key = Text::from(std::str::from_utf8(&item.key).expect("keys are text"));
+            let seqs = item.versions.iter().map(|version| version.seq - BASE);
+            let newest = seqs.clone().next().expect("no chain is empty");
+            held.push(committed_everywhere::Held { replica, key: key.clone(), newest, lost_high: 0 });
+            let is_committed = |seq: &u64| self.committed.contains(&Committed { key: key.clone(), seq: *seq });
+            let seq = seqs.clone().find(is_committed).unwrap_or(0);
+            self.newest.push(monotone::Newest { replica, incarnation: 1, key, seq });
         }
     }
 }
 
-fn linearizable(history: &[Recorded]) -> Option<Broken> {
+fn linearizable(history: &[Recorded]) -> Result<(), Violation> {
     let operations: Vec<_> = history.iter().map(operation).collect();
-    let violation = invariants::linearizable::check(&operations).err()?;
     let lines: Vec<_> = operations.iter().map(ToString::to_string).collect();
-    Some((violation.invariant, format!("no order explains: {}", lines.join("; "))))
+    linearizable::check(&operations)
+        .map_err(|violation| Violation { what: format!("no order explains: {}", lines.join("; ")), ..violation })
 }
 
 fn operation(recorded: &Recorded) -> Operation {
@@ -159,9 +142,17 @@ fn operation(recorded: &Recorded) -> Operation {
     operation
 }
 
-/// **clean-after**: faults over, clients done.
-pub fn clean_after(replicas: &[Option<Replica>]) -> Option<Broken> {
-    let mut dumps = replicas.iter().flatten().map(|replica| (replica.dump().items, replica.dump().sessions));
-    let first = dumps.next()?;
-    dumps.any(|dump| dump != first).then(|| ("clean-after", "replicas differ though nothing is left to do".to_owned()))
+/// Whether the end of a run is clean: faults over, clients done.
+pub fn clean_after(coordinator: &Coordinator, replicas: &[Option<Replica>]) -> Option<Broken> {
+    let ways = coordinator.buckets().0.iter().flat_map(|bucket| bucket.ways);
+    let dirty: Vec<_> = ways.filter(|way| way.last != 0).map(|way| way.last - BASE).collect();
+    let item = |item: &underpass_protocol::replica::ItemDump| {
+        let newest = &item.versions[0];
+        let value = newest.data.as_ref().map(|data| Text(data.clone()));
+        let (seq, cas) = (newest.seq - BASE, newest.cas - BASE);
+        (Text(item.key.clone()), clean_after::Item { seq, cas, value, expires_ms: newest.expiry })
+    };
+    let dump = |replica: &Replica| -> clean_after::Dump { replica.dump().items.iter().map(item).collect() };
+    let dumps: Vec<_> = replicas.iter().flatten().map(dump).collect();
+    clean_after::check(&dirty, &dumps).err().map(|violation| (violation.invariant, violation.what))
 }

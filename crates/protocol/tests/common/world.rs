@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use underpass_abi::abi;
+use underpass_check::invariants::Applied;
 use underpass_protocol::{
     control::{self, Heartbeat},
     coordinator::{Action, Coordinator, Published, Step},
@@ -132,7 +133,7 @@ impl World {
             broken.extend(tables::wrong(&self.coordinator).map(|what| ("tables", what)));
         }
         if self.settled {
-            broken.extend(clean_after(&self.replicas));
+            broken.extend(clean_after(&self.coordinator, &self.replicas));
             broken.extend(tables::left_over(&self.coordinator).map(|what| ("clean-after", what)));
         }
         broken
@@ -371,10 +372,17 @@ impl World {
         let from = Place::Replica(index);
         let line = match count {
             Count::Write(_) | Count::WriteAgain => {
-                if let Count::Write(_) = count {
-                    self.seen.apply(packet.header.session, packet.header.request, packet.header.seq);
-                }
-                self.seen.acknowledge(reply.header.seq, reply.header.status, reply.value);
+                let Header { session, request, seq, kind, .. } = reply.header;
+                self.seen.acknowledge(Applied {
+                    replica: index,
+                    session,
+                    request,
+                    seq,
+                    key: key.as_str().into(),
+                    kind: Kind::from_wire(kind).expect("a kind"),
+                    status: status.expect("a status"),
+                    result: reply.value.first_chunk().map_or(0, |number| u64::from_be_bytes(*number)),
+                });
                 let ack = format!("ack {about} from {name}");
                 self.network.push(Message { name: ack, to: Place::Coordinator, from, bytes: answer.clone() });
                 let outcome = match status {
@@ -396,7 +404,7 @@ impl World {
                     bytes: answer.clone(),
                 });
                 if status == Some(Status::Ok) {
-                    self.seen.read(&name.to_string(), &key, reply.header.seq);
+                    self.seen.read(index, &key, reply.header.seq);
                     format!("answers {about} with {}", String::from_utf8_lossy(reply.value))
                 } else {
                     format!("answers {about}: not found")
