@@ -220,7 +220,11 @@ static __always_inline int emit(struct xdp_md *ctx, const struct load_template *
 		goto broken;
 	/* Pages come back with the last packet's bytes, so all of the packet is written each time. */
 	if (rest_len) {
-		if (rest_len > REST_MAX || bpf_xdp_store_bytes(ctx, REST_OFFSET, (void *)template->rest, rest_len))
+		/* Less one, so that kernels before 6.12 see from one comparison that it is not 0 either. */
+		__u32 last = rest_len - 1;
+
+		barrier_var(last);
+		if (last >= REST_MAX || bpf_xdp_store_bytes(ctx, REST_OFFSET, (void *)template->rest, last + 1))
 			goto broken;
 	}
 	data = (void *)(long)ctx->data;
@@ -376,8 +380,12 @@ static __always_inline __u32 check_packet(struct xdp_md *ctx, const struct iphdr
 
 static __always_inline struct load_session *session_of(const struct up_header *header)
 {
-	struct load_session *session = &load_sessions[bpf_be64_to_cpu(header->session) & (LOAD_SESSIONS - 1)];
+	struct load_session *session;
+	__u64 index = bpf_be64_to_cpu(header->session);
 
+	/* Swapped first, then masked: the other way round, verifiers before 6.18 lose the bound. */
+	barrier_var(index);
+	session = &load_sessions[index & (LOAD_SESSIONS - 1)];
 	if (!session->session || session->session != header->session || session->token != header->token)
 		return NULL;
 	return session;
