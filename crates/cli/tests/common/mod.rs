@@ -19,7 +19,7 @@ use underpass_check::{
     history::{Operation, Outcome, Request as Op, Text},
     invariants::linearizable,
 };
-use underpass_client::{Call, Client, Config, Error, Reply};
+use underpass_client::{Call, Client, Config, Error, Reply, ShardConfig};
 use underpass_protocol::{
     client::Request,
     wire::{Kind, Status},
@@ -37,10 +37,34 @@ pub struct Variant {
     pub datapath: &'static str,
     pub write_path: &'static str,
     pub mode: &'static str,
+    /// Shards that the one coordinator serves, with three replicas each.
+    pub shards: u32,
+    /// Replicas are in another subnet, behind a router.
+    pub routed: bool,
 }
 
 impl Variant {
-    pub const XDP: Self = Self { name: "xdp", datapath: "xdp", write_path: "broadcast", mode: "native" };
+    pub const XDP: Self =
+        Self { name: "xdp", datapath: "xdp", write_path: "broadcast", mode: "native", shards: 1, routed: false };
+
+    fn rack(&self) -> RackConfig {
+        let name = format!("sys-{}", self.name);
+        let (near, far) = if self.routed { ("near", "far") } else { ("near", "near") };
+        let mut text = format!("name = {name:?}\n[[subnet]]\nname = \"near\"\nrange = \"10.77.0.0/24\"\n");
+        if self.routed {
+            text += "[[subnet]]\nname = \"far\"\nrange = \"10.78.0.0/24\"\n";
+            text += "[[router]]\nname = \"router\"\nlink = [{ subnet = \"near\" }, { subnet = \"far\" }]\n";
+        }
+        let replicas = (0..self.replicas()).map(|index| (replica_name(index), far));
+        for (host, subnet) in [("coord".into(), near), ("client".into(), near)].into_iter().chain(replicas) {
+            text += &format!("[[host]]\nname = {host:?}\nsubnet = {subnet:?}\n");
+        }
+        text.parse().unwrap()
+    }
+
+    fn replicas(&self) -> usize {
+        REPLICAS * self.shards as usize
+    }
 }
 
 /// A coordinator, three replicas and a host for clients.
@@ -59,11 +83,11 @@ fn replica_name(index: usize) -> String {
 impl System {
     pub fn start(variant: Variant) -> Self {
         let folder = TempDir::new().unwrap();
-        let name = format!("sys-{}", variant.name);
-        underpass_rack::down(&name).unwrap();
-        let rack = Rack::up(&RackConfig::of_hosts(&name, &["coord", "r0", "r1", "r2", "client"])).unwrap();
+        let rack = variant.rack();
+        underpass_rack::down(&rack.name).unwrap();
+        let rack = Rack::up(&rack).unwrap();
         let mut system = Self { rack, variant, folder, agent: None, replicas: Vec::new() };
-        for index in 0..REPLICAS {
+        for index in 0..variant.replicas() {
             let host = system.rack.host(&replica_name(index)).unwrap();
             let mut command = host.command(PROGRAM).unwrap();
             command.args(["replica", "--memory", "256", "--listen", &format!("{}:{PORT}", host.addr), "--control"]);
@@ -105,10 +129,9 @@ impl System {
             command.args(["--device", &host.ifname, "--mode", self.variant.mode]);
             command.args(["--write-path", self.variant.write_path]);
         }
-        for index in 0..REPLICAS {
-            let replica = self.rack.host(&replica_name(index)).unwrap();
-            command.arg("--member").arg(format!("{}:{PORT}", replica.addr));
-        }
+        let file = self.folder.path().join("shards.toml");
+        fs::write(&file, self.shards()).unwrap();
+        command.arg("--config").arg(file);
         command.arg("--state").arg(self.folder.path().join("state"));
         command.arg("--control").arg(self.control("coord")).stderr(self.log("coord"));
         let agent = command.spawn().unwrap();
@@ -118,6 +141,18 @@ impl System {
             thread::sleep(Duration::from_millis(50));
         }
         agent
+    }
+
+    /// The coordinator's configuration of its shards.
+    fn shards(&self) -> String {
+        let shard = |id: u32| {
+            let members = (0..REPLICAS).map(|index| {
+                let replica = self.rack.host(&replica_name(id as usize * REPLICAS + index)).unwrap();
+                format!("\"{}:{PORT}\"", replica.addr)
+            });
+            format!("[[shard]]\nid = {id}\nmembers = [{}]\n", members.collect::<Vec<_>>().join(", "))
+        };
+        (0..self.variant.shards).map(shard).collect()
     }
 
     pub fn take_agent(&mut self) -> Child {
@@ -142,7 +177,8 @@ impl System {
 
     fn config(&self) -> Config {
         let coordinator = std::net::SocketAddrV4::new(self.rack.host("coord").unwrap().addr, PORT);
-        Config { sessions: 8, ..Config::single(0, coordinator) }
+        let shards = (0..self.variant.shards).map(|id| ShardConfig { id, coordinator }).collect();
+        Config { sessions: 8, shards, ..Config::single(0, coordinator) }
     }
 
     /// Eight clients of every kind of operation on a few keys, for so long; `meanwhile` runs beside them.
@@ -186,8 +222,8 @@ impl System {
         };
         let until = Instant::now() + Duration::from_secs(5);
         loop {
-            let counts: Vec<_> = (0..REPLICAS).map(items).collect();
-            if counts.iter().all(|count| *count == counts[0]) {
+            let counts: Vec<_> = (0..self.variant.replicas()).map(items).collect();
+            if counts.chunks(REPLICAS).all(|shard| shard.iter().all(|count| *count == shard[0] && *count > 0)) {
                 return;
             }
             assert!(Instant::now() < until, "replicas hold {counts:?} items\n{}", self.logs());
@@ -336,19 +372,13 @@ impl History {
         self.0.iter().filter(answered).collect()
     }
 
-    /// The longest time in which no operation was answered.
-    pub fn longest_gap(&self) -> Duration {
-        let mut times: Vec<_> = self.answered().iter().filter_map(|operation| operation.return_ns).collect();
-        times.sort_unstable();
-        Duration::from_nanos(times.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(u64::MAX))
-    }
-
-    /// Reads and writes that were answered in the last part of the history.
-    pub fn answered_in_last(&self, part: Duration) -> (usize, usize) {
-        let end = self.0.iter().filter_map(|operation| operation.return_ns).max().unwrap_or(0);
-        let late = |operation: &&&Operation| operation.return_ns > Some(end - part.as_nanos() as u64);
+    /// Reads and writes that were both called and answered within these nanoseconds.
+    pub fn called_and_answered_in(&self, when: std::ops::Range<u64>) -> (usize, usize) {
+        let within = |operation: &&&Operation| {
+            when.contains(&operation.call_ns) && operation.return_ns.is_some_and(|at| when.contains(&at))
+        };
         let answered = self.answered();
-        let reads = answered.iter().filter(late).filter(|operation| operation.op == Op::Get).count();
-        (reads, answered.iter().filter(late).count() - reads)
+        let reads = answered.iter().filter(within).filter(|operation| operation.op == Op::Get).count();
+        (reads, answered.iter().filter(within).count() - reads)
     }
 }
