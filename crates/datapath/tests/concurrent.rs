@@ -150,6 +150,13 @@ fn open(shared: &Shared, session: SessionId, token: u64, client: u8) {
     assert_eq!(shared.kernel.session_command(&command).unwrap().result, abi::UP_SESSION_DONE);
 }
 
+impl Drop for Thread<'_> {
+    /// A thread that failed ends the others too.
+    fn drop(&mut self) {
+        self.shared.steps_left.store(0, SeqCst);
+    }
+}
+
 impl Thread<'_> {
     fn run(mut self) -> Vec<Logged> {
         let mut cpus = CpuSet::new();
@@ -168,7 +175,7 @@ impl Thread<'_> {
         // What was left to be delivered is delivered by the main thread.
         self.shared.mail[self.cpu].lock().unwrap().append(&mut self.mail);
         println!("cpu {}: {} reads, {} events", self.cpu, self.read, self.log.len());
-        self.log
+        mem::take(&mut self.log)
     }
 
     fn now(&self) -> u64 {
