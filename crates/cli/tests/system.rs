@@ -5,7 +5,7 @@ mod common;
 use std::time::Duration;
 
 use common::{History, System, Variant};
-use underpass_client::monotonic_ns;
+use underpass_client::engine::monotonic_ns;
 use underpass_rack::{Fault, Links, Probability};
 
 const FAULTS: f64 = 0.01;

@@ -193,7 +193,7 @@ impl CoordinatorKernel {
             settings.bucket_key = kept.bucket_key;
             settings.time_offset_ms = kept.time_offset_ms;
         }
-        let reuse = kept.is_some().then(|| pins.as_deref()).flatten();
+        let reuse = pins.as_deref().filter(|_| kept.is_some());
         let object = load_xdp(&settings, sizes, reuse)?;
         let tc = match settings.write_path {
             UP_WRITE_PATH_BROADCAST => None,
