@@ -405,7 +405,7 @@ fn run(weather: Weather) -> Result<(usize, usize), TestCaseError> {
     prop_assert!(world.users.iter().all(|user| user.client.is_idle()));
     prop_assert_eq!(tables::left_over(&world.coordinator), None);
     prop_assert_eq!(tables::wrong(&world.coordinator), None);
-    prop_assert_eq!(clean_after(&world.replicas), None);
+    prop_assert_eq!(clean_after(&world.coordinator, &world.replicas), None);
 
     let mut checker = Checker::new();
     let (mut operations, mut certain) = (0, 0);

@@ -126,7 +126,7 @@ impl World {
                 self.transmit(true, &answer);
             }
             Op::Read => {
-                if !self.sessions.get(&header.session.0).is_some_and(|record| record.token == header.token) {
+                if self.sessions.get(&header.session.0).is_none_or(|record| record.token != header.token) {
                     return self.reject(&packet, Reason::Session);
                 }
                 if self.chance(self.weather.reject) {
