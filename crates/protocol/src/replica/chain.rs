@@ -4,7 +4,8 @@ use std::mem;
 
 use crate::wire::{Kind, Operand, PAYLOAD_MAX, Status};
 
-/// Most versions above `stable` that a key may have: beyond it a write is refused.
+/// Versions above `stable` beyond which a key takes no newer one. Older ones that come late are taken beyond it, at most
+/// one for each session.
 pub const CHAIN_MAX: usize = 4096;
 
 /// One version of a key, and through `older` the chain below it.
@@ -24,7 +25,7 @@ pub(super) struct Version {
     /// The key has no item as of this version.
     pub tombstone: bool,
     /// Versions in the chain. Kept at the head alone.
-    len: u16,
+    len: u32,
     older: Option<Box<Version>>,
 }
 
@@ -70,7 +71,7 @@ impl Version {
 
     /// Versions in the chain that this one heads.
     pub fn chain_len(&self) -> usize {
-        usize::from(self.len)
+        self.len as usize
     }
 
     /// Puts `version` where its seq belongs in the chain that `self` heads. The caller made sure that no version has its

@@ -28,7 +28,7 @@ const RESERVE_DIVISOR: u64 = 32;
 /// The write found no room: neither applied nor recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
-    /// The memory budget is used up, or the key has [`CHAIN_MAX`] versions above `stable`.
+    /// The memory budget is used up, or the key has [`CHAIN_MAX`] versions above `stable` and this would be the newest.
     Full,
     /// `stable` says that this write is resolved, or another write has its seq: no coordinator sends such a one.
     Resolved,
@@ -199,7 +199,10 @@ impl Store {
             let before = head.chain_len();
             self.budget.release(head.prune(stable));
             shard.versions -= (before - head.chain_len()) as u64;
-            if head.iter().take_while(|version| version.seq > stable).count() >= CHAIN_MAX {
+            // One that newer writes of the key overtook is let in: `stable` waits for it, and with it everybody's room.
+            // Of these there is at most one for each session.
+            let is_newest = seq > head.seq;
+            if is_newest && head.iter().take_while(|version| version.seq > stable).count() >= CHAIN_MAX {
                 return Err(Refused::Full);
             }
         }

@@ -426,6 +426,29 @@ fn a_chain_has_a_bound() {
     replica.assert_accounts();
 }
 
+/// `stable` waits for it, and everybody's room waits for `stable`: refused, it would be refused for ever.
+#[test]
+fn a_late_write_finds_room_in_a_full_chain() {
+    let replica = started(64 << 20);
+    let mut write = Write::new(Kind::Put, "k", "v", 0);
+    for n in 1..=CHAIN_MAX as u64 {
+        (write.seq, write.request) = (BASE + 10 + n, n);
+        write.outcome(&replica);
+    }
+    heartbeat(&replica, BASE);
+    let mut newest = Write::new(Kind::Put, "k", "v", 5000);
+    newest.index = 2;
+    assert_eq!(counted(&newest.to(&replica)), Count::WriteReject(Reason::StoreFull));
+    let mut late = Write::new(Kind::Put, "k", "late", 1);
+    late.index = 3;
+    late.outcome(&replica);
+    assert_eq!(read(&replica, "k", BASE + 1, 1000).map(|(data, _)| data), Some(b"late".to_vec()));
+    replica.assert_accounts();
+    heartbeat(&replica, newest.seq - 1);
+    newest.outcome(&replica);
+    replica.assert_accounts();
+}
+
 #[test]
 fn strangers_and_other_epochs_are_turned_away() {
     let replica = started(1 << 20);
