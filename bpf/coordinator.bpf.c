@@ -15,27 +15,11 @@
 #include <underpass/abi.h>
 #include "lib/hash.h"
 #include "lib/packet.h"
+#include "lib/tables.h"
 
 #define UP_NS_PER_MS 1000000
 
-volatile const struct up_settings settings = {};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, UP_SHARD_SLOTS);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, __u32);
-	__type(value, struct up_shard);
-} shards SEC(".maps");
-
-/* max_entries of these three are set by the agent before loading. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct up_session);
-} sessions SEC(".maps");
-
+/* The agent sets max_entries of these two before loading. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -50,13 +34,6 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } words SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct up_counters);
-} counters SEC(".maps");
 
 /* Which clone of which write egress addressed last, on this CPU. */
 struct up_clone_state {
@@ -90,17 +67,6 @@ UP_FANOUT(6);
 UP_FANOUT(7);
 UP_FANOUT(8);
 
-static __always_inline void count(__u32 counter)
-{
-	__u32 zero = 0;
-	struct up_counters *c = bpf_map_lookup_elem(&counters, &zero);
-
-	/* Kernels before 6.12 know the bound of the register that was compared, and of no copy of it. */
-	barrier_var(counter);
-	if (c && counter < UP_COUNT_END)
-		c->count[counter]++;
-}
-
 static __always_inline int drop(__u32 counter)
 {
 	count(counter);
@@ -116,28 +82,6 @@ static __always_inline int pass(__u32 counter)
 static __always_inline __u64 now_ms(void)
 {
 	return bpf_ktime_get_coarse_ns() / UP_NS_PER_MS;
-}
-
-static __always_inline struct up_shard *shard_slot(__u32 shard)
-{
-	__u32 slot = shard % UP_SHARD_SLOTS;
-
-	return bpf_map_lookup_elem(&shards, &slot);
-}
-
-/* The active configuration of a shard, or NULL. Read once for each packet: one packet never sees two. */
-static __always_inline struct up_config *shard_config(struct up_shard *slot, __u32 shard)
-{
-	struct up_config *config = &slot->config[*(volatile __u32 *)&slot->active & 1];
-
-	return config->epoch && config->shard == shard ? config : NULL;
-}
-
-static __always_inline struct up_session *session_record(__u64 session)
-{
-	__u32 index = (__u16)session;
-
-	return bpf_map_lookup_elem(&sessions, &index);
 }
 
 static __always_inline bool unresolved(__u8 state)

@@ -18,6 +18,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 #include <underpass/abi.h>
+#include "lib/tables.h"
 
 #define UP_CLONE_MARK 0x55504331
 
@@ -27,30 +28,6 @@
 #define IP_CHECK_OFFSET (IP_OFFSET + __builtin_offsetof(struct iphdr, check))
 #define UDP_CHECK_OFFSET (UDP_OFFSET + __builtin_offsetof(struct udphdr, check))
 #define CNT_OFFSET (HEADER_OFFSET + __builtin_offsetof(struct up_header, cnt))
-
-volatile const struct up_settings settings = {};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, UP_SHARD_SLOTS);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, __u32);
-	__type(value, struct up_shard);
-} shards SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct up_session);
-} sessions SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct up_counters);
-} counters SEC(".maps");
 
 /* What is rewritten for each clone. cnt is taken with the flags byte beside it: checksums count in 16-bit words. */
 struct clone {
@@ -62,15 +39,6 @@ struct clone {
 	__u16 cnt_flags;
 };
 
-static __always_inline void count(__u32 counter)
-{
-	__u32 zero = 0;
-	struct up_counters *c = bpf_map_lookup_elem(&counters, &zero);
-
-	if (c)
-		c->count[counter]++;
-}
-
 /* The configuration under which this packet is an ordered, pending write, or NULL; from is what it says now. */
 static __always_inline struct up_config *ordered_write(struct __sk_buff *skb, struct clone *from)
 {
@@ -79,7 +47,7 @@ static __always_inline struct up_config *ordered_write(struct __sk_buff *skb, st
 	struct up_session *record;
 	struct up_config *config;
 	struct up_shard *slot;
-	__u32 shard, index;
+	__u32 shard;
 	struct udphdr *udp;
 	struct ethhdr *eth;
 	struct iphdr *ip;
@@ -103,14 +71,12 @@ static __always_inline struct up_config *ordered_write(struct __sk_buff *skb, st
 	from->dport = udp->dest;
 	from->cnt_flags = *(__u16 *)&header->cnt;
 	shard = bpf_ntohl(header->shard);
-	index = shard % UP_SHARD_SLOTS;
-	slot = bpf_map_lookup_elem(&shards, &index);
+	slot = shard_slot(shard);
 	if (!slot)
 		return NULL;
-	config = &slot->config[*(volatile __u32 *)&slot->active & 1];
-	index = (__u16)bpf_be64_to_cpu(header->session);
-	record = bpf_map_lookup_elem(&sessions, &index);
-	if (!record || !config->epoch || config->shard != shard || bpf_ntohl(header->epoch) != config->epoch)
+	config = shard_config(slot, shard);
+	record = session_record(bpf_be64_to_cpu(header->session));
+	if (!record || !config || bpf_ntohl(header->epoch) != config->epoch)
 		return NULL;
 	if (record->session != bpf_be64_to_cpu(header->session) || record->state != UP_STATE_PENDING ||
 	    record->seq != bpf_be64_to_cpu(header->seq))
