@@ -76,6 +76,10 @@ enum Event {
         key: Vec<u8>,
         bound: u64,
     },
+    /// The session was unknown.
+    Refused {
+        session: SessionId,
+    },
     /// CLOSE told that of this session nothing above `request` was taken, or not even that one.
     Closed {
         session: SessionId,
@@ -251,8 +255,12 @@ impl Thread<'_> {
             XDP_TX => {
                 assert_eq!(packet.header.op, Op::WReject);
                 let reason = Reason::from_wire(packet.header.status).unwrap();
-                let expected = [Reason::KeyBusy, Reason::DirtyFull, Reason::Session];
-                assert!(expected.contains(&reason), "{reason}");
+                match reason {
+                    Reason::KeyBusy | Reason::DirtyFull => {}
+                    // Its session was closed, before or at this moment: then the token may go first.
+                    Reason::Session | Reason::Token => self.log(before, after, Event::Refused { session }),
+                    other => panic!("rejected: {other}"),
+                }
                 // Only its owner can send it again; the other CPU's copy may have been ordered meanwhile.
                 let mut clients = self.clients.iter_mut();
                 if let Some(client) = clients.find(|client| client.session() == session && client.request == request) {
@@ -564,6 +572,13 @@ fn judge(log: &[Logged]) -> BTreeMap<u64, Write> {
                     of == session && (number > request || (number == request && *state == abi::UP_STATE_IDLE))
                 };
                 assert!(!seq_of.keys().any(taken), "of {session:?} something was ordered that CLOSE did not tell of");
+            }
+            Event::Refused { session } => {
+                let closed = log.iter().find_map(|logged| match logged.event {
+                    Event::Closed { session: of, .. } if of == *session => Some(logged.before),
+                    _ => None,
+                });
+                assert!(closed.is_some_and(|closed| closed < *after), "{session:?} was refused before it was closed");
             }
             Event::Stable { seq } => {
                 let mut below = writes.range(..=*seq).rev().take(64);
