@@ -7,7 +7,7 @@ use std::net::Ipv4Addr;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::wire::{Header, MEMBERS_MAX, Packet};
+use crate::wire::{Header, MEMBERS_MAX, Op, Packet};
 
 /// One replica of a shard, as a configuration names it. Its index in the list is its member index.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -154,9 +154,17 @@ pub struct HeartbeatAck {
     pub items: u64,
 }
 
-/// The whole datagram of a control message.
+/// Least bytes of the document of a HEARTBEAT: as many as any HEARTBEAT_ACK has, since a replica that does not know its
+/// coordinator yet answers whoever asks, and no answer to a stranger is larger than its request.
+pub const HEARTBEAT_PADDING: usize = 136;
+
+/// The whole datagram of a control message. A HEARTBEAT is padded with white space, which JSON ignores.
 pub fn emit<T: Serialize>(header: Header, message: &T) -> Vec<u8> {
-    header.datagram(&[], &serde_json::to_vec(message).expect("control messages always serialise"))
+    let mut document = serde_json::to_vec(message).expect("control messages always serialise");
+    if header.op == Op::Heartbeat && document.len() < HEARTBEAT_PADDING {
+        document.resize(HEARTBEAT_PADDING, b' ');
+    }
+    header.datagram(&[], &document)
 }
 
 /// The document of a control packet; `None` when it does not parse.

@@ -6,7 +6,7 @@ use underpass_abi::wire::{UP_EPOCH_MAX, UP_EPOCH_SHIFT};
 
 use super::{Action, Count, Drop, Replica, sessions::SessionTable};
 use crate::{
-    control::{self, Heartbeat, HeartbeatAck, Install, Installed},
+    control::{self, HEARTBEAT_PADDING, Heartbeat, HeartbeatAck, Install, Installed},
     wire::{Endpoint, Header, Op, Packet, Reason, WireError},
 };
 
@@ -235,8 +235,10 @@ impl Replica {
             // Held until the store is settled: `stable` of one epoch is never applied in another.
             let role = self.role.read().expect("a thread panicked while it installed an epoch");
             let reason = match &*role {
-                // Not a word of `stable` is believed, but the answer tells an agent of this life.
-                None => return self.heartbeat_ack(from, packet),
+                // Not a word of `stable` is believed, but the answer tells an agent of this life: anybody may be it, so
+                // only who asked with as many bytes gets that answer.
+                None if packet.value.len() >= HEARTBEAT_PADDING => return self.heartbeat_ack(from, packet),
+                None => Some(Reason::Malformed),
                 Some(role) if shard != role.shard => Some(Reason::Shard),
                 Some(role) if epoch != role.epoch => Some(Reason::Epoch),
                 Some(role) if from.addr != role.coordinator.addr => Some(Reason::NotCoordinator),

@@ -557,6 +557,11 @@ fn control_that_contradicts_itself_is_refused() {
     assert_eq!((packet.header.op, packet.header.epoch), (Op::HeartbeatAck, EPOCH));
     assert_eq!(control::parse::<control::HeartbeatAck>(&packet).map(|ack| ack.incarnation), Some(43));
     assert_eq!(restarted.stable(), 0);
+    // But not to whoever asks with fewer bytes than the answer has.
+    let header = Header { shard: 1, epoch: EPOCH, ..Header::new(Op::Heartbeat) };
+    let short = datagram(&restarted, CLIENT, &header.datagram(&[], br#"{"stable":1,"time":0}"#));
+    assert_eq!(only(&short).1.header.status, Reason::Malformed.to_wire());
+    assert!(only(&short).1.value.is_empty());
 
     let garbage = Header::new(Op::Install).datagram(&[], b"{\"index\":");
     assert_eq!(counted(&datagram(&replica, COORDINATOR, &garbage)), Count::ControlReject(Reason::Malformed));
