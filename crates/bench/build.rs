@@ -1,31 +1,5 @@
 //! Compiles the load generator and generates its skeleton.
 
-use std::{env, path::PathBuf, process::Command};
-
-use libbpf_cargo::SkeletonBuilder;
-
 fn main() {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let source = root.join("bpf/load.bpf.c");
-    let clang = ["clang-19", "clang"]
-        .into_iter()
-        .find(|clang| Command::new(clang).arg("--version").output().is_ok_and(|output| output.status.success()))
-        .expect("clang is missing: install the package clang-19");
-    let architecture = env::var("CARGO_CFG_TARGET_ARCH").unwrap();
-    let skeleton = PathBuf::from(env::var_os("OUT_DIR").unwrap()).join("load.skel.rs");
-    SkeletonBuilder::new()
-        .source(&source)
-        .clang(clang)
-        .clang_args([
-            format!("-I{}", root.join("bpf/include").display()),
-            // Debian keeps asm/types.h in the multiarch directory, which the bpf target does not search.
-            format!("-I/usr/include/{architecture}-linux-gnu"),
-            "-mcpu=v3".into(),
-            "-Wall".into(),
-            "-Werror".into(),
-        ])
-        .build_and_generate(&skeleton)
-        .unwrap_or_else(|error| panic!("{}: {error:?}", source.display()));
-    println!("cargo::rerun-if-changed={}", source.display());
-    println!("cargo::rerun-if-changed={}", root.join("bpf/include/underpass/wire.h").display());
+    underpass_bpf_build::skeleton("load");
 }
