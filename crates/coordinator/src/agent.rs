@@ -342,7 +342,7 @@ impl Loop {
         for shard in &config.shards {
             let before = record(&*authority, shard.id);
             let left = is_adopted(shard.id);
-            let mut record = if left.is_some() { before } else { before.next_epoch()? };
+            let mut record = if left.is_some() { before.taken_over() } else { before.next_epoch()? };
             record.generations = reserved;
             record.served |= config.assume_installed;
             authority.store(record.clone())?;

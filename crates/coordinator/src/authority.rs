@@ -75,6 +75,15 @@ impl Record {
         Self { clean_from: self.epoch, clean_epoch: self.epoch, time_ms, ..self.clone() }
     }
 
+    /// The record of this same epoch under another agent, which takes over its tables: writes will be ordered in it again, so
+    /// it is not clean even if it was recorded as that.
+    pub fn taken_over(self) -> Self {
+        if self.clean_epoch == self.epoch {
+            return Self { clean_from: 0, clean_epoch: 0, ..self };
+        }
+        self
+    }
+
     fn validate(&self) -> Result<()> {
         ensure!(self.epoch > 0 && self.epoch < UP_EPOCH_MAX, "shard {}: epoch {}", self.shard, self.epoch);
         ensure!(self.clean_epoch <= self.epoch, "shard {}: clean epoch above the epoch", self.shard);
@@ -358,6 +367,9 @@ mod tests {
         let fifth = fourth.next_epoch().unwrap();
         assert_eq!(clean(&fifth), (1, 2), "what comes after does not heal it");
         assert_eq!(clean(&served(fifth).ended_clean(6)), (5, 5));
+        let second = served(first.next_epoch().unwrap());
+        assert_eq!(clean(&second.clone().taken_over()), (1, 1), "the epoch before it stays as it ended");
+        assert_eq!(clean(&second.ended_clean(6).taken_over()), (0, 0), "it goes on");
         let never = Record::new(0).next_epoch().unwrap().next_epoch().unwrap();
         assert_eq!(clean(&never), (0, 0));
     }

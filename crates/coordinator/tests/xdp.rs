@@ -236,6 +236,27 @@ fn a_dead_agent_is_succeeded_under_the_same_epoch() {
 }
 
 #[test]
+fn an_epoch_recorded_as_clean_is_not_once_it_is_taken_over() {
+    let Some(net) = Net::new("e") else { return };
+    let agent = net.agent();
+    agent.abandon();
+    // As an agent leaves it that dies, or waits in vain for another shard, between recording the end and detaching.
+    let path = net.state.path().join("authority.json");
+    let record = || -> serde_json::Value { serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap() };
+    let mut ended = record();
+    for field in ["clean_from", "clean_epoch"] {
+        ended["shards"][0][field] = 1.into();
+    }
+    std::fs::write(&path, ended.to_string()).unwrap();
+
+    let agent = net.agent();
+    assert_eq!(agent.stats().unwrap().shards[0].epoch, 1);
+    serves(&net.client().open(1), 1);
+    agent.abandon();
+    assert_eq!(record()["shards"][0]["clean_epoch"], 0, "writes were ordered since");
+}
+
+#[test]
 fn next_hops_are_followed() {
     let Some(net) = Net::new("c") else { return };
     let agent = net.agent();
