@@ -199,7 +199,7 @@ fn step(twins: &mut Twins, world: &mut World, bytes: &[u8], context: &str) {
     // the offset makes any stamp of ours much larger than what a client puts there.
     let offset = 1_700_000_000_000;
     let stamped = frame::parse(&run.frame).and_then(|(_, d)| Packet::parse(d).ok()).map_or(0, |p| p.header.time);
-    let now_ms = stamped.checked_sub(offset).unwrap_or(0);
+    let now_ms = stamped.saturating_sub(offset);
     let action = pure_action(twins, now_ms, bytes);
     let what = format!("{context}: kernel {} pure {action:?}", verdict_name(&run));
     match action {
