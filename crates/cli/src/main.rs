@@ -51,7 +51,15 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Printed where it belongs: help to the output, mistakes to the error output.
+            let _ = error.print();
+            // clap's own code for mistakes, 2, tells users of a client command that a write failed without effect.
+            return if error.use_stderr() { underpass_client::cli::EXIT_USAGE.into() } else { ExitCode::SUCCESS };
+        }
+    };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
