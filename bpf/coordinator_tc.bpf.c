@@ -142,7 +142,8 @@ int coordinator_ingress(struct __sk_buff *skb)
 	__u8 own_mac[6];
 
 	config = ordered_write(skb, &now);
-	if (!config)
+	/* What is for another address or port passed XDP unseen: nobody looked at its token or stamped it. */
+	if (!config || now.daddr != settings.addr || now.dport != settings.port)
 		return TC_ACT_UNSPEC;
 	__builtin_memcpy(own_mac, now.macs, sizeof(own_mac));
 	if (!fan_out(skb, config, &now, own_mac))

@@ -13,9 +13,9 @@ use common::{Client, Session, WAIT, bind_at, until};
 use nix::sched::{CloneFlags, setns, unshare};
 use underpass_coordinator::{
     agent::{Agent, AgentHandle},
-    config::{Config, DataPathKind, Mode, Shard},
+    config::{Config, DataPathKind, Mode, Shard, WritePath},
 };
-use underpass_protocol::wire::{Endpoint, Kind, Op, Status};
+use underpass_protocol::wire::{Endpoint, Kind, Op, Packet, Status};
 use underpass_replica::{Options, Replica};
 
 fn run(line: &str) -> String {
@@ -254,6 +254,29 @@ fn an_epoch_recorded_as_clean_is_not_once_it_is_taken_over() {
     serves(&net.client().open(1), 1);
     agent.abandon();
     assert_eq!(record()["shards"][0]["clean_epoch"], 0, "writes were ordered since");
+}
+
+/// What XDP passes on because it is for another port is no ordered write, whatever it says.
+#[test]
+fn tc_clones_nothing_that_xdp_did_not_order() {
+    let Some(mut net) = Net::new("f") else { return };
+    let agent = Agent::start(Config { write_path: WritePath::Tc, ..net.config() }).unwrap();
+    agent.wait_serving(WAIT).unwrap();
+    net.replicas.pop().unwrap().stop().unwrap();
+    let client = net.client();
+    let session = client.open(1);
+    let clones = || agent.stats().unwrap().counters["clone"];
+    client.send(&session.write_datagram(1, Kind::Put, b"ordered"));
+    until("the write's clones", || clones() == 3);
+
+    let stranger = net.in_world(|| bind_at("10.1.0.9:0")).0;
+    let mut header = Packet::parse(&session.write_datagram(1, Kind::Put, b"forged!")).unwrap().header;
+    (header.epoch, header.seq, header.token) = (1, (1 << 40) + 1, 0);
+    stranger.send_to(&header.datagram(b"key", b"forged!"), "10.1.0.1:9999").unwrap();
+    client.send(&session.write_datagram(1, Kind::Put, b"ordered"));
+    until("the clones of its retransmission", || clones() >= 6);
+    assert_eq!(clones(), 6);
+    agent.abandon();
 }
 
 #[test]
