@@ -205,12 +205,12 @@ impl DataPath for XdpDataPath {
     }
 
     fn clock(&mut self, shard: u32) -> Result<u64> {
-        Ok(self.kernel.shard(slot(shard)).clock)
+        Ok(self.kernel.clock(slot(shard)))
     }
 
     fn scan(&mut self, shard: u32, sessions: usize) -> Result<Scan> {
         // The clock first, as `scan` demands.
-        let clock = self.kernel.shard(slot(shard)).clock;
+        let clock = self.kernel.clock(slot(shard));
         self.kernel.read_sessions(sessions as u32, &mut self.records).context("reading the session table")?;
         Ok(scan(clock, shard, &self.records))
     }

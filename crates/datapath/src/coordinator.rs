@@ -307,6 +307,12 @@ impl CoordinatorKernel {
         self.shards.read(slot)
     }
 
+    /// The clock of a shard slot, in one load: CPUs count it up meanwhile, and a torn one could be ahead of them.
+    pub fn clock(&self, slot: usize) -> u64 {
+        // SAFETY: inside the mapping, 8-aligned by the structure's layout; changed by atomic operations alone.
+        unsafe { AtomicU64::from_ptr(&raw mut (*self.shards.get(slot)).clock) }.load(Ordering::SeqCst)
+    }
+
     /// A function that tells a shard's first member that must acknowledge, for a thread of its own.
     pub fn first_member(&self) -> impl Fn(u32) -> Option<(std::net::Ipv4Addr, u16)> + Send + 'static {
         let shards = self.shards.clone();
