@@ -197,6 +197,8 @@ struct Style {
     /// Chance that an answer tells its number.
     numbered: f64,
     unknown: f64,
+    /// Chance that a CAS expects the version that is there.
+    current: f64,
     ttl: bool,
     stamped: f64,
     values: usize,
@@ -225,8 +227,14 @@ fn generate(rng: &mut StdRng, style: &Style) -> Vec<Operation> {
             op.delta = Some(if rng.random_bool(0.1) { i64::MAX } else { rng.random_range(-1..=2) });
         }
         if request == Request::Cas {
-            let current = item.as_ref().map(|item| item.1).filter(|_| rng.random_bool(0.6));
-            op.expected = Some(current.unwrap_or_else(|| *numbers.choose(rng).unwrap()));
+            let current = item.as_ref().map(|item| item.1).filter(|_| rng.random_bool(style.current));
+            // A number of another version, or one that no version has: 0, one left out, or one yet to come.
+            op.expected = Some(match (current, rng.random_range(0..4)) {
+                (Some(current), _) => current,
+                (None, 0) => 0,
+                (None, 1) => rng.random_range(0..seq + 3),
+                (None, _) => *numbers.choose(rng).unwrap(),
+            });
         }
         let lifetimes = style.ttl && !matches!(request, Request::Get | Request::Delete);
         if request == Request::Touch || (lifetimes && rng.random_bool(0.6)) {
@@ -401,8 +409,15 @@ fn compare(name: &str, style: &Style) {
 
 use Request::*;
 const ALL: &[Request] = &[Get, Get, Get, Put, Put, Delete, Add, Replace, Cas, Incr, Append, Prepend, Touch];
-const SIMPLE: Style =
-    Style { requests: &[Get, Get, Put], numbered: 1.0, unknown: 0.15, ttl: false, stamped: 0.0, values: 3 };
+const SIMPLE: Style = Style {
+    requests: &[Get, Get, Put],
+    numbered: 1.0,
+    unknown: 0.15,
+    current: 0.6,
+    ttl: false,
+    stamped: 0.0,
+    values: 3,
+};
 
 #[test]
 fn reads_and_writes_with_numbers() {
@@ -438,6 +453,18 @@ fn every_kind_with_some_numbers() {
 fn conditions_on_few_states() {
     let requests = &[Get, Add, Delete, Delete, Replace, Cas, Put];
     compare("conditions", &Style { requests, numbered: 0.7, unknown: 0.4, values: 2, ..SIMPLE });
+}
+
+#[test]
+fn refused_swaps_near_unknown_writes() {
+    let requests = &[Get, Get, Put, Incr, Delete, Cas, Cas, Cas];
+    compare("swaps", &Style { requests, numbered: 0.9, unknown: 0.4, current: 0.1, values: 4, ..SIMPLE });
+}
+
+#[test]
+fn refused_swaps_of_numbers_seen() {
+    let requests = &[Get, Put, Put, Cas, Cas];
+    compare("few swaps", &Style { requests, numbered: 0.6, unknown: 0.5, current: 0.2, values: 2, ..SIMPLE });
 }
 
 #[test]

@@ -182,6 +182,36 @@ fn a_failed_condition_and_a_touch_keep_the_cas() {
 }
 
 #[test]
+fn a_swap_of_a_version_that_never_was_tells_only_that_there_is_one() {
+    // The INCR might have made what was read, for all its number tells: so the PUT is bound to no number, and its version
+    // is one without a number where the swap finds it.
+    let story = "1 put 1 0-10 ok cas=1
+        1 incr delta=5 20- unknown
+        1 delete 30- unknown
+        2 put 2 40- unknown
+        1 put 8 50- unknown
+        2 cas 9 expected=0 60-70 exists cas=9
+        2 get 80-90 8 cas=8";
+    good(story);
+    good(&story.replace("expected=0", "expected=7"));
+    good(&story.replace("expected=0", "expected=9"));
+    // It was read under the very number that was refused.
+    bad(&story.replace("expected=0", "expected=8"), "these operations fit in no order");
+    bad(&story.replace("exists cas=9", "ok cas=9"), "lost update");
+    // The first that is refused counts as much as the last.
+    let twice = story.replace("exists cas=9", "exists cas=9\n 3 cas 7 expected=8 72-75 exists cas=10");
+    bad(&twice, "these operations fit in no order");
+    bad(&twice.replace("expected=0", "expected=7"), "these operations fit in no order");
+    bad(
+        &twice.replace("expected=8", "expected=7").replace("expected=0", "expected=8"),
+        "these operations fit in no order",
+    );
+    // The least that shows it.
+    good("1 put a 0- unknown\n 2 cas b expected=0 10-20 exists");
+    bad("1 put a 30- unknown\n 2 cas b expected=0 10-20 exists", "these operations fit in no order");
+}
+
+#[test]
 fn lifetimes() {
     let story = "1 put a ttl_ms=1000 0-10 ok cas=1 time_ms=5000
         2 get 100-200 a cas=1 time_ms=5999

@@ -57,6 +57,9 @@ impl Interner {
 pub(super) struct Contents<'a> {
     recorded: &'a Interner,
     derived: Interner,
+    /// Sets of sequence numbers, each ascending; the empty one first.
+    refusals: Vec<Vec<u64>>,
+    refusal_ids: HashMap<Vec<u64>, u32>,
 }
 
 /// Contents are numbered from 2: 0 and 1 are [`ABSENT`] and [`JUNK`].
@@ -74,7 +77,26 @@ pub(super) fn recorded_bytes(interner: &Interner, content: Content) -> &[u8] {
 
 impl<'a> Contents<'a> {
     pub(super) fn new(recorded: &'a Interner) -> Self {
-        Self { recorded, derived: Interner::new() }
+        let (refusals, refusal_ids) = (vec![Vec::new()], HashMap::from([(Vec::new(), 0)]));
+        Self { recorded, derived: Interner::new(), refusals, refusal_ids }
+    }
+
+    /// A set of sequence numbers by its number.
+    pub(super) fn refusals(&self, set: u32) -> &[u64] {
+        &self.refusals[set as usize]
+    }
+
+    /// The set with one more sequence number in it.
+    pub(super) fn refuse(&mut self, set: u32, cas: u64) -> u32 {
+        let mut more = self.refusals(set).to_vec();
+        let Err(at) = more.binary_search(&cas) else { return set };
+        more.insert(at, cas);
+        let next = self.refusals.len() as u32;
+        let id = *self.refusal_ids.entry(more.clone()).or_insert(next);
+        if id == next {
+            self.refusals.push(more);
+        }
+        id
     }
 
     /// `None` for junk.
@@ -209,8 +231,8 @@ pub(super) struct State {
     pub(super) cas: u64,
     cas_above: u64,
     cas_below: u64,
-    /// A number that it was found not to have; further ones are not remembered.
-    cas_not: u64,
+    /// The set of numbers that it was found not to have and might be taken to have: [`Contents::refusals`].
+    pub(super) cas_not: u32,
     /// The highest sequence number placed so far.
     pub(super) seq: u64,
     expiry: Expiry,
@@ -291,13 +313,14 @@ impl State {
         }
     }
 
-    /// The same state with its version known to be `cas`, if it can be. `owned` are the sequence numbers that belong to
-    /// writes which told them.
-    fn with_cas(&self, cas: u64, owned: &dyn Fn(u64) -> bool) -> Option<Self> {
+    /// The same state with its version known to be `cas`, if it can be. `orphan` are the sequence numbers that somebody saw
+    /// and that belong to no write which told them.
+    fn with_cas(&self, cas: u64, contents: &Contents<'_>, orphan: &dyn Fn(u64) -> bool) -> Option<Self> {
         if self.cas != 0 {
             return (self.cas == cas).then_some(*self);
         }
-        (cas > self.cas_above && cas < self.cas_below && cas != self.cas_not && !owned(cas)).then(|| Self {
+        let refused = || contents.refusals(self.cas_not).binary_search(&cas).is_ok();
+        (cas > self.cas_above && cas < self.cas_below && orphan(cas) && !refused()).then(|| Self {
             cas,
             cas_above: 0,
             cas_below: NEVER,
@@ -309,13 +332,13 @@ impl State {
 
     /// The state after `op` with the outcome that it had (for an unknown one: had it succeeded); `None` if it cannot have
     /// had that outcome here.
-    pub(super) fn apply(&self, op: &Op, contents: &mut Contents<'_>, owned: &dyn Fn(u64) -> bool) -> Option<Self> {
+    pub(super) fn apply(&self, op: &Op, contents: &mut Contents<'_>, orphan: &dyn Fn(u64) -> bool) -> Option<Self> {
         if op.request == Request::Get {
             if op.outcome == Outcome::NotFound {
                 return self.not_found_by(op).then_some(*self);
             }
             let seen = self.found_by(op) && self.content == op.value;
-            return seen.then(|| if op.cas == 0 { Some(*self) } else { self.with_cas(op.cas, owned) })?;
+            return seen.then(|| if op.cas == 0 { Some(*self) } else { self.with_cas(op.cas, contents, orphan) })?;
         }
         let mut before = *self;
         if op.cas != 0 {
@@ -345,13 +368,13 @@ impl State {
         if op.is_observer() {
             if op.request == Request::Cas
                 && before.is_unnumbered()
-                && before.cas_not == 0
-                && self.with_cas(op.expected, owned).is_some()
+                && before.with_cas(op.expected, contents, orphan).is_some()
             {
-                before.cas_not = op.expected;
+                before.cas_not = contents.refuse(before.cas_not, op.expected);
             }
             let possible = match op.outcome {
-                Outcome::Exists if op.request == Request::Cas => found && self.cas != op.expected,
+                // A version without a number (0) still has one, which no `expected` says for certain.
+                Outcome::Exists if op.request == Request::Cas => found && (self.cas == 0 || self.cas != op.expected),
                 Outcome::Exists => found,
                 Outcome::NotStored if op.request == Request::Add => found,
                 Outcome::NotFound | Outcome::NotStored => self.not_found_by(op),
@@ -376,7 +399,7 @@ impl State {
             Request::Replace => found.then(|| stored(op.value, false)),
             Request::Delete => found.then_some(State { seq: before.seq, ..State::EMPTY }),
             Request::Cas => {
-                let seen = found.then(|| self.with_cas(op.expected, owned)).flatten()?;
+                let seen = found.then(|| self.with_cas(op.expected, contents, orphan)).flatten()?;
                 // The version it replaced came before it.
                 (op.cas == 0 || seen.seq < op.cas).then(|| State {
                     cas_above: if op.cas == 0 { seen.seq } else { 0 },

@@ -63,6 +63,8 @@ pub(super) struct Quiet {
     pub(super) state: State,
     /// The bytes of its content, unless junk or none.
     pub(super) content: Option<Vec<u8>>,
+    /// The sequence numbers that its version was found not to have.
+    pub(super) refused: Vec<u64>,
     /// Unknown operations from before it that may still take effect.
     pub(super) outstanding: Vec<usize>,
 }
@@ -293,6 +295,7 @@ impl<'a> Search<'a> {
         if let Some(bytes) = &quiet.content {
             state.content = self.contents.derive(bytes);
         }
+        state.cas_not = quiet.refused.iter().fold(0, |set, &cas| self.contents.refuse(set, cas));
         self.run(state)
     }
 
@@ -328,7 +331,8 @@ impl<'a> Search<'a> {
         let settled: HashSet<u32> = self.settled[..settled].iter().copied().collect();
         let outstanding = (0..from).filter(|&i| self.ops[i].is_unknown() && !settled.contains(&(i as u32))).collect();
         let content = self.contents.bytes(state.content).map(<[u8]>::to_vec);
-        Quiet { from, state, content, outstanding }
+        let refused = self.contents.refusals(state.cas_not).to_vec();
+        Quiet { from, state, content, refused, outstanding }
     }
 
     /// The operation is called.
@@ -662,9 +666,9 @@ impl<'a> Search<'a> {
     }
 
     fn apply(&mut self, state: &State, i: u32) -> Option<State> {
-        let owned = &self.owned;
+        let orphans = &self.orphans;
         let op = &self.ops[i as usize];
-        let mut after = state.apply(op, &mut self.contents, &|cas| owned.binary_search(&cas).is_ok())?;
+        let mut after = state.apply(op, &mut self.contents, &|cas| orphans.binary_search(&cas).is_ok())?;
         if op.is_unknown() {
             after.content = self.distinct(after.content);
         }
