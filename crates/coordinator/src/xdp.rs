@@ -194,8 +194,7 @@ impl DataPath for XdpDataPath {
     }
 
     fn session(&mut self, index: u16) -> Result<up_session> {
-        self.kernel.read_sessions(u32::from(index) + 1, &mut self.records)?;
-        Ok(self.records[usize::from(index)])
+        self.kernel.read_session(index).context("reading a session's record")
     }
 
     fn records(&mut self, count: usize, visit: &mut dyn FnMut(u16, &up_session)) -> Result<()> {

@@ -276,7 +276,38 @@ fn tc_clones_nothing_that_xdp_did_not_order() {
     client.send(&session.write_datagram(1, Kind::Put, b"ordered"));
     until("the clones of its retransmission", || clones() >= 6);
     assert_eq!(clones(), 6);
+    let closed = session.close().unwrap();
+    assert_eq!((closed.closed, closed.request), (false, 1), "one replica never acknowledges");
     agent.abandon();
+}
+
+#[test]
+fn clones_at_tc_outlive_the_agent_too() {
+    let Some(net) = Net::new("g") else { return };
+    let config = || Config { write_path: WritePath::Tc, ..net.config() };
+    let agent = Agent::start(config()).unwrap();
+    agent.wait_serving(WAIT).unwrap();
+    let client = net.client();
+    let session = client.open(1);
+    serves(&session, 1);
+    agent.abandon();
+    serves(&session, 2);
+    let agent = Agent::start(config()).unwrap();
+    agent.wait_serving(WAIT).unwrap();
+    serves(&session, 3);
+    assert_eq!(agent.stats().unwrap().counters["clone"], 9, "one filter");
+    agent.abandon();
+    // Another write path, the same tables.
+    let agent = net.agent();
+    serves(&session, 4);
+    assert_eq!(agent.stats().unwrap().counters["clone"], 12);
+    assert_eq!(run("tc filter show dev c0 ingress"), "");
+    agent.abandon();
+    let agent = Agent::start(config()).unwrap();
+    agent.wait_serving(WAIT).unwrap();
+    serves(&session, 5);
+    assert!(agent.stop().unwrap().clean);
+    assert_eq!(run("tc filter show dev c0 ingress"), "");
 }
 
 #[test]

@@ -251,20 +251,36 @@ impl CoordinatorKernel {
             }
         }
         self.link = Some(link);
-        if let Some(tc) = &self.tc {
-            let (name, direction) = match self.settings.write_path {
-                UP_WRITE_PATH_PUBLISHED => ("coordinator_forwarded", TcDirection::Egress),
-                _ => ("coordinator_ingress", TcDirection::Ingress),
+        let side = match self.settings.write_path {
+            UP_WRITE_PATH_BROADCAST => None,
+            UP_WRITE_PATH_PUBLISHED => Some(TcDirection::Egress),
+            _ => Some(TcDirection::Ingress),
+        };
+        if self.pins.is_some() {
+            // What an agent with another write path left would clone the clones.
+            TcAttachment::remove_left(ifindex, side);
+        }
+        if let (Some(tc), Some(direction)) = (&self.tc, side) {
+            let name = match direction {
+                TcDirection::Egress => "coordinator_forwarded",
+                TcDirection::Ingress => "coordinator_ingress",
             };
             let program = tc.progs().find(|p| p.name() == OsStr::new(name)).expect("in the object");
-            self.tc_attachment = Some(TcAttachment::new(program.as_fd(), ifindex, direction)?);
+            let mut attachment = TcAttachment::new(program.as_fd(), ifindex, direction)?;
+            if self.pins.is_some() {
+                // What the pinned program orders is to be cloned for as long as it orders.
+                attachment.stay();
+            }
+            self.tc_attachment = Some(attachment);
         }
         Ok(())
     }
 
     /// Detaches and removes the pins. Dropping without this leaves a pinned attachment in place.
     pub fn detach(&mut self) {
-        self.tc_attachment = None;
+        if let Some(attachment) = self.tc_attachment.take() {
+            attachment.detach();
+        }
         if let Some(pins) = &self.pins {
             unpin(pins);
         }
@@ -361,6 +377,12 @@ impl CoordinatorKernel {
             return Err(io::Error::other(format!("read {count} session records of {sessions}")));
         }
         Ok(())
+    }
+
+    /// The record of one session, under its lock.
+    pub fn read_session(&self, index: u16) -> io::Result<up_session> {
+        let value = self.map("sessions").lookup(&u32::from(index).to_ne_bytes(), MapFlags::LOCK).map_err(io_error)?;
+        Ok(from_bytes(&value.ok_or(io::ErrorKind::NotFound)?))
     }
 
     /// A bucket's word.
@@ -537,7 +559,7 @@ pub fn detach_left(ifindex: u32) -> Result<bool, AttachError> {
         return Ok(false);
     }
     Link::detach_pinned(&pins.join("link"));
-    TcAttachment::remove_left(ifindex);
+    TcAttachment::remove_left(ifindex, None);
     unpin(&pins);
     Ok(true)
 }

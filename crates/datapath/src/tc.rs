@@ -19,9 +19,10 @@ pub enum TcDirection {
     Egress,
 }
 
-/// A TC attachment; dropping it detaches.
+/// A TC attachment; dropping it detaches, unless it is to stay.
 pub struct TcAttachment {
     hook: TcHook,
+    stays: bool,
     _program: OwnedFd,
 }
 
@@ -42,25 +43,39 @@ impl TcAttachment {
         // The qdisc may be there already, also with filters of others: it is not removed on detach.
         hook.create().map_err(error)?;
         let hook = hook.attach().map_err(error)?;
-        Ok(Self { hook, _program: keep })
+        Ok(Self { hook, stays: false, _program: keep })
     }
 }
 
 impl TcAttachment {
-    /// Removes our filters from an interface, if there are any.
-    pub fn remove_left(ifindex: u32) {
+    /// Leaves it in place when this value is dropped.
+    pub fn stay(&mut self) {
+        self.stays = true;
+    }
+
+    /// Detaches at once, also what was to stay.
+    pub fn detach(mut self) {
+        self.stays = false;
+    }
+
+    /// Removes our filters from an interface, if there are any, but for the side that is in use.
+    pub fn remove_left(ifindex: u32, in_use: Option<TcDirection>) {
         let nobody = std::io::stdin();
         // The builder wants a descriptor; detaching goes by handle and priority and never looks at it.
         let mut builder = TcHookBuilder::new(nobody.as_fd());
         builder.ifindex(ifindex as i32).handle(HANDLE).priority(PRIORITY);
-        for side in [TC_INGRESS, TC_EGRESS] {
-            let _ = builder.hook(side).detach();
+        for (side, point) in [(TcDirection::Ingress, TC_INGRESS), (TcDirection::Egress, TC_EGRESS)] {
+            if in_use != Some(side) {
+                let _ = builder.hook(point).detach();
+            }
         }
     }
 }
 
 impl Drop for TcAttachment {
     fn drop(&mut self) {
-        let _ = self.hook.detach();
+        if !self.stays {
+            let _ = self.hook.detach();
+        }
     }
 }
