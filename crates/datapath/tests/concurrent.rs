@@ -408,7 +408,7 @@ fn agent(shared: &Shared) -> Vec<Logged> {
             break;
         }
         // The clock first, then the records.
-        let clock = shared.kernel.shard(slot(SHARD)).clock;
+        let clock = shared.kernel.clock(slot(SHARD));
         let before = shared.clock.fetch_add(1, SeqCst);
         shared.kernel.read_sessions(SIZES.sessions, &mut records).unwrap();
         let after = shared.clock.fetch_add(1, SeqCst);
@@ -640,7 +640,7 @@ fn judge_tables(shared: &Shared, writes: &BTreeMap<u64, Write>, bucket_key: &[u3
         assert_eq!(word & u64::from(UP_BUCKET_DIRTY), 0, "the word of bucket {index} says dirty");
         assert_eq!(word >> UP_BUCKET_LAST_SHIFT, last.get(&index).copied().unwrap_or(0), "last of bucket {index}");
     }
-    let clock = shared.kernel.shard(slot(SHARD)).clock;
+    let clock = shared.kernel.clock(slot(SHARD));
     assert_eq!(clock, *writes.keys().next_back().unwrap());
 }
 
