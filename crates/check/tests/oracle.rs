@@ -175,6 +175,10 @@ fn run(op: &Operation, number: Option<u64>, item: Option<Item>, ends: bool) -> O
         (Request::Prepend, Some(item)) => (Outcome::Ok, store([value(), item.value.clone()].concat(), true)),
         (Request::Incr, Some(item)) => match String::from_utf8(item.value.clone()).unwrap().parse::<i64>() {
             Err(_) => (Outcome::NotANumber, present.clone()),
+            // `02` is a number to some and none to others.
+            Ok(n) if op.outcome == Outcome::NotANumber && n.to_string().as_bytes() != item.value => {
+                (Outcome::NotANumber, present.clone())
+            }
             Ok(n) => match n.checked_add(op.delta.unwrap()) {
                 None => (Outcome::Overflow, present.clone()),
                 Some(sum) if op.number.is_some_and(|number| number != sum) => return None,
