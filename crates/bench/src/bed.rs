@@ -42,11 +42,11 @@ const CLIENT_PORT: u16 = 40_000;
 pub trait Contender {
     /// Name, as in reports.
     fn name(&self) -> String;
-    /// Brings it up on the bed.
+    /// Brings it up on the bed, for this load.
     ///
     /// # Errors
     /// When it does not come up.
-    fn start(&self, bed: &Bed) -> Result<Box<dyn Started>>;
+    fn start(&self, bed: &Bed, load: &Load) -> Result<Box<dyn Started>>;
 }
 
 /// A contender that takes requests. Dropping it takes it down.
@@ -138,12 +138,7 @@ impl Bed {
     /// When either fails.
     pub fn run(&self, contender: &dyn Contender) -> Result<Match<'_>> {
         let mut load = Load::attach(self.tester.clone(), &self.tester_device, self.addresses)?;
-        let started = match contender.name().as_str() {
-            Reflector::NAME => Box::new(StartedReflector {
-                _link: load.attach_reflector(&self.coordinator, &self.coordinator_device)?,
-            }),
-            _ => contender.start(self)?,
-        };
+        let started = contender.start(self, &load)?;
         // Only now is there a NAPI on both devices.
         self.coordinator.write_device(&self.coordinator_device, "threaded", "1")?;
         self.tester.write_device(&self.tester_device, "threaded", "1")?;
@@ -360,8 +355,9 @@ impl Contender for Reflector {
         Self::NAME.into()
     }
 
-    fn start(&self, _: &Bed) -> Result<Box<dyn Started>> {
-        unreachable!("its program is part of the load's object")
+    fn start(&self, bed: &Bed, load: &Load) -> Result<Box<dyn Started>> {
+        let _link = load.attach_reflector(&bed.coordinator, &bed.coordinator_device)?;
+        Ok(Box::new(StartedReflector { _link }))
     }
 }
 

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::{
     bed::{self, Bed, COORDINATOR_CORE, Contender, Reflector, SHARD, Sample, Started},
-    load::Session,
+    load::{Load, Session},
     plot::{self, Group},
     process::{self, Daemon, Directory},
     report::{self, Machine, Ratio, Spread, Table},
@@ -133,7 +133,17 @@ impl Contender for Underpass {
         }
     }
 
-    fn start(&self, bed: &Bed) -> Result<Box<dyn Started>> {
+    fn start(&self, bed: &Bed, _: &Load) -> Result<Box<dyn Started>> {
+        self.launch(bed)
+    }
+}
+
+impl Underpass {
+    /// Starts it and waits until its agent answers.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub fn launch(&self, bed: &Bed) -> Result<Box<dyn Started>> {
         if self.data_path == DataPath::Socket {
             // Without an XDP program, a veth takes frames from another's XDP only if GRO gives it a NAPI.
             bed.coordinator.set_gro(&bed.coordinator_device, true)?;
@@ -143,10 +153,7 @@ impl Contender for Underpass {
         started.daemon.wait_for(&socket, Duration::from_secs(20))?;
         Ok(Box::new(started))
     }
-}
 
-impl Underpass {
-    /// Starts it without waiting for it.
     fn spawn(&self, bed: &Bed) -> Result<StartedUnderpass> {
         let directory = Directory::new()?;
         let mut command = bed::command(&bed.coordinator, &self.program, COORDINATOR_CORE)?;

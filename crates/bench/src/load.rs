@@ -47,10 +47,11 @@ const KEYS: usize = 1 << 20;
 const TURNS: usize = 4096;
 /// Frames that may be under way: fewer than the 256 that a veth's queue holds, so that it never overflows.
 const WINDOW: u32 = 192;
-/// A write without an answer is sent again after this long.
-const RETRY: Duration = Duration::from_millis(50);
+/// A write without an answer is sent again after this long. Nothing is lost as a rule, but a busy machine may not let the
+/// coordinator run for a while.
+const RETRY: Duration = Duration::from_millis(250);
 /// Requests are taken for lost when no answer at all came for this long.
-const WRITE_OFF: Duration = Duration::from_millis(20);
+const WRITE_OFF: Duration = Duration::from_millis(500);
 
 /// Names of the checks, in the order of `enum load_error`.
 const ERRORS: [&str; 12] = [
@@ -392,13 +393,28 @@ impl Load {
         Ok(Sending { stop, thread: Some(thread) })
     }
 
-    /// Waits for the answers to all writes, sending again what was lost.
+    /// Frames that may be under way still.
+    fn under_way(&self) -> i64 {
+        let shared = self.shared();
+        // SAFETY: as in `counts`.
+        let (sent, answered) = unsafe {
+            (
+                (&raw const (*shared).load_sent).read_volatile(),
+                (&raw const (*shared).load_received.credits).read_volatile(),
+            )
+        };
+        sent.credits as i64 - answered as i64 - sent.forgiven
+    }
+
+    /// Waits for the answers to all requests, sending writes again that were lost.
     ///
     /// # Errors
     /// When some write stays without an answer for five seconds.
     pub fn drain(&mut self, core: usize) -> Result<()> {
-        // Answers to reads, which nobody sends again, may be under way too.
-        thread::sleep(Duration::from_millis(5));
+        let until = Instant::now() + WRITE_OFF;
+        while self.under_way() > 0 && Instant::now() < until {
+            thread::sleep(Duration::from_millis(1));
+        }
         if self.unanswered() == 0 {
             return Ok(());
         }

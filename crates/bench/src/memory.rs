@@ -14,7 +14,7 @@ use libbpf_rs::query::{LinkInfoIter, MapInfoIter, ProgInfoIter};
 use serde::Serialize;
 
 use crate::{
-    bed::{Bed, Contender},
+    bed::Bed,
     coordinator::{DataPath, Underpass, WritePath},
     process,
     report::{self, Machine, Table},
@@ -210,7 +210,7 @@ pub fn run(args: &MemoryArgs) -> Result<MemoryReport> {
     for cycle in 1..=args.cycles {
         process::check_interrupt()?;
         contender
-            .start(&bed)
+            .launch(&bed)
             .with_context(|| format!("start {cycle}"))?
             .stop()
             .with_context(|| format!("end {cycle}"))?;

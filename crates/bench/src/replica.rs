@@ -2,7 +2,6 @@
 
 use std::{
     net::{Ipv4Addr, SocketAddrV4, UdpSocket},
-    os::fd::AsRawFd,
     path::PathBuf,
     process::Command,
     thread,
@@ -16,17 +15,19 @@ use serde::Serialize;
 use underpass_abi::wire::UP_EPOCH_SHIFT;
 use underpass_protocol::{
     control::{self, Configuration, Heartbeat, Install, Installed, MemberInfo},
-    wire::{DATAGRAM_MAX, Endpoint, HEADER_LEN, Header, Op, Packet, SessionId, Status},
+    wire::{DATAGRAM_MAX, Endpoint, Header, Op, Packet},
 };
 
 use crate::{
     bed::{COORDINATOR_CORE as SERVER_CORE, LOAD_CORE, SHARD},
     cpu::{self, KeepAwake, Meter},
+    exchange::Exchange,
     netns::{self, Netns},
+    peer::{EPOCH, Memcached, Protocol, SLOTS_MAX, Underpass},
     process::{self, Daemon, Directory},
     report::{self, Machine, Ratio, Spread, Table},
     system::Size,
-    workload::{Items, Popularity, Workload, key, value, value_number},
+    workload::{Items, Popularity, Workload},
 };
 
 /// Options of `underpass bench replica`.
@@ -130,288 +131,6 @@ impl ReplicaReport {
     }
 }
 
-/// What a server speaks.
-trait Protocol {
-    /// A request to store an item.
-    fn store(&mut self, slot: usize, item: u64, out: &mut Vec<u8>);
-    /// A request for an item.
-    fn get(&mut self, slot: usize, item: u64, out: &mut Vec<u8>);
-    /// The slot that a datagram answers, and the value in it (empty: stored). `None`: it is no such answer.
-    fn answer<'a>(&self, datagram: &'a [u8]) -> Option<(usize, &'a [u8])>;
-}
-
-/// Our own: the client plays the coordinator.
-struct Underpass {
-    workload: Workload,
-    epoch: u32,
-    reply_to: Endpoint,
-    requests: u64,
-    seq: u64,
-    value: Vec<u8>,
-}
-
-impl Underpass {
-    /// Request numbers carry the slot in their low bits; they grow in every session, as they must.
-    const SLOT_BITS: u32 = 16;
-
-    fn header(&mut self, op: Op, slot: usize) -> Header {
-        self.requests += 1;
-        let mut header = Header::new(op);
-        header.epoch = self.epoch;
-        header.shard = SHARD;
-        header.session = SessionId::new(1 << 24 | 1, slot as u16);
-        header.request = self.requests << Self::SLOT_BITS | slot as u64;
-        header.time = 1_700_000_000_000;
-        header.seq = self.seq;
-        header.set_reply_to(self.reply_to);
-        header
-    }
-}
-
-impl Protocol for Underpass {
-    fn store(&mut self, slot: usize, item: u64, out: &mut Vec<u8>) {
-        self.seq += 1;
-        value(item, self.workload.value_size, &mut self.value);
-        let datagram = self.header(Op::Write, slot).datagram(&self.workload.key(item), &self.value);
-        out.clear();
-        out.extend(datagram);
-    }
-
-    fn get(&mut self, slot: usize, item: u64, out: &mut Vec<u8>) {
-        let mut header = self.header(Op::Read, slot);
-        header.key_len = self.workload.key_size as u16;
-        crate::workload::key_into(item, self.workload.key_size, &mut self.value);
-        out.resize(HEADER_LEN, 0);
-        header.emit(out);
-        out.extend(&self.value);
-    }
-
-    fn answer<'a>(&self, datagram: &'a [u8]) -> Option<(usize, &'a [u8])> {
-        let packet = Packet::parse(datagram).ok()?;
-        let slot = (packet.header.request & ((1 << Self::SLOT_BITS) - 1)) as usize;
-        let ok = packet.header.status == Status::Ok.to_wire();
-        match packet.header.op {
-            Op::RReply if ok => Some((slot, packet.value)),
-            // What it has as value is of no meaning.
-            Op::WReply if ok => Some((slot, &[])),
-            _ => None,
-        }
-    }
-}
-
-/// memcached's text protocol, behind its 8-byte UDP header.
-struct Memcached {
-    workload: Workload,
-    value: Vec<u8>,
-}
-
-impl Memcached {
-    fn begin(slot: usize, out: &mut Vec<u8>) {
-        out.clear();
-        out.extend((slot as u16).to_be_bytes());
-        out.extend([0, 0, 0, 1, 0, 0]);
-    }
-}
-
-impl Protocol for Memcached {
-    fn store(&mut self, slot: usize, item: u64, out: &mut Vec<u8>) {
-        Self::begin(slot, out);
-        value(item, self.workload.value_size, &mut self.value);
-        out.extend(b"set ");
-        out.extend(key(item, self.workload.key_size));
-        out.extend(format!(" 0 0 {}\r\n", self.value.len()).as_bytes());
-        out.extend(&self.value);
-        out.extend(b"\r\n");
-    }
-
-    fn get(&mut self, slot: usize, item: u64, out: &mut Vec<u8>) {
-        Self::begin(slot, out);
-        crate::workload::key_into(item, self.workload.key_size, &mut self.value);
-        out.extend(b"get ");
-        out.extend(&self.value);
-        out.extend(b"\r\n");
-    }
-
-    fn answer<'a>(&self, datagram: &'a [u8]) -> Option<(usize, &'a [u8])> {
-        let (head, body) = datagram.split_first_chunk::<8>()?;
-        let slot = usize::from(u16::from_be_bytes([head[0], head[1]]));
-        if body == b"STORED\r\n" {
-            return Some((slot, &[]));
-        }
-        let line = body.iter().position(|byte| *byte == b'\n')?;
-        let data = body.get(line + 1..line + 1 + self.workload.value_size)?;
-        let whole = body.starts_with(b"VALUE ") && &body[line + 1 + data.len()..] == b"\r\nEND\r\n";
-        whole.then_some((slot, data))
-    }
-}
-
-/// Many datagrams in one system call, on a connected socket.
-struct Mass {
-    buffers: Vec<Vec<u8>>,
-    vectors: Vec<libc::iovec>,
-    headers: Vec<libc::mmsghdr>,
-}
-
-impl Mass {
-    const SIZE: usize = 64;
-
-    fn new() -> Self {
-        let buffers = vec![vec![0; DATAGRAM_MAX + 64]; Self::SIZE];
-        // SAFETY: plain data for which all zeros is valid; `point` sets the pointers before each use.
-        let (vectors, headers) =
-            unsafe { (vec![std::mem::zeroed(); Self::SIZE], vec![std::mem::zeroed(); Self::SIZE]) };
-        Self { buffers, vectors, headers }
-    }
-
-    fn point(&mut self, count: usize) {
-        for at in 0..count {
-            let buffer = &mut self.buffers[at];
-            self.vectors[at] = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-            self.headers[at].msg_hdr.msg_iov = &raw mut self.vectors[at];
-            self.headers[at].msg_hdr.msg_iovlen = 1;
-        }
-    }
-
-    /// Sends the first `count` buffers.
-    fn send(&mut self, socket: &UdpSocket, count: usize) -> Result<()> {
-        self.point(count);
-        let mut sent = 0;
-        while sent < count {
-            // SAFETY: `point` made the first `count` headers name one buffer each, which all live in `self`.
-            let result = unsafe {
-                libc::sendmmsg(socket.as_raw_fd(), self.headers[sent..].as_mut_ptr(), (count - sent) as u32, 0)
-            };
-            match nix::errno::Errno::result(result) {
-                Ok(number) => sent += number as usize,
-                Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR | nix::errno::Errno::ENOBUFS) => {}
-                Err(error) => return Err(error).context("sending to the server"),
-            }
-        }
-        Ok(())
-    }
-
-    /// Receives what is there; how many.
-    fn receive(&mut self, socket: &UdpSocket) -> Result<usize> {
-        for buffer in &mut self.buffers {
-            buffer.resize(DATAGRAM_MAX + 64, 0);
-        }
-        self.point(Self::SIZE);
-        // SAFETY: as in `send`; each buffer is as long as its vector says.
-        let result = unsafe {
-            libc::recvmmsg(
-                socket.as_raw_fd(),
-                self.headers.as_mut_ptr(),
-                Self::SIZE as u32,
-                libc::MSG_DONTWAIT,
-                std::ptr::null_mut(),
-            )
-        };
-        match nix::errno::Errno::result(result) {
-            Ok(number) => Ok(number as usize),
-            Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR) => Ok(0),
-            Err(error) => Err(error).context("receiving from the server: is it still there?"),
-        }
-    }
-
-    fn datagram(&self, at: usize) -> &[u8] {
-        &self.buffers[at][..self.headers[at].msg_len as usize]
-    }
-}
-
-/// Requests and answers, so many under way at any time.
-struct Exchange<'a> {
-    socket: &'a UdpSocket,
-    out: Mass,
-    into: Mass,
-    /// The item that each slot waits for.
-    slots: Vec<Option<u64>>,
-    free: Vec<usize>,
-    answered: u64,
-    lost: u64,
-    heard: Instant,
-}
-
-impl<'a> Exchange<'a> {
-    fn new(socket: &'a UdpSocket, outstanding: usize) -> Self {
-        Self {
-            socket,
-            out: Mass::new(),
-            into: Mass::new(),
-            slots: vec![None; outstanding],
-            free: (0..outstanding).collect(),
-            answered: 0,
-            lost: 0,
-            heard: Instant::now(),
-        }
-    }
-
-    /// Sends requests while there are any, and takes answers until all have come or are given up.
-    fn run(
-        &mut self,
-        protocol: &mut dyn Protocol,
-        store: bool,
-        mut next: impl FnMut() -> Option<u64>,
-        mut lost: impl FnMut(u64),
-    ) -> Result<()> {
-        self.heard = Instant::now();
-        let mut over = false;
-        loop {
-            let mut count = 0;
-            while !over && count < Mass::SIZE && !self.free.is_empty() {
-                let Some(item) = next() else {
-                    over = true;
-                    break;
-                };
-                let slot = self.free.pop().expect("just looked");
-                self.slots[slot] = Some(item);
-                let buffer = &mut self.out.buffers[count];
-                if store {
-                    protocol.store(slot, item, buffer)
-                } else {
-                    protocol.get(slot, item, buffer)
-                }
-                count += 1;
-            }
-            self.out.send(self.socket, count)?;
-            if over && self.free.len() == self.slots.len() {
-                return Ok(());
-            }
-            self.take(protocol, store)?;
-            // Answers come within a millisecond; these will not come any more.
-            if self.heard.elapsed() > Duration::from_millis(200) {
-                for slot in 0..self.slots.len() {
-                    if let Some(item) = self.slots[slot].take() {
-                        self.free.push(slot);
-                        self.lost += 1;
-                        lost(item);
-                    }
-                }
-                self.heard = Instant::now();
-                process::check_interrupt()?;
-            }
-        }
-    }
-
-    fn take(&mut self, protocol: &dyn Protocol, store: bool) -> Result<()> {
-        let count = self.into.receive(self.socket)?;
-        for at in 0..count {
-            let datagram = self.into.datagram(at);
-            let Some((slot, data)) = protocol.answer(datagram) else {
-                bail!("the server refuses, or answers what was not asked: {:?}", String::from_utf8_lossy(datagram));
-            };
-            // An answer that was given up comes late.
-            let Some(item) = self.slots.get_mut(slot).and_then(Option::take) else { continue };
-            ensure!(store || value_number(data) == Some(item), "item {item} came back with another value: {data:?}");
-            self.free.push(slot);
-            self.answered += 1;
-        }
-        if count > 0 {
-            self.heard = Instant::now();
-        }
-        Ok(())
-    }
-}
-
 /// A server under measurement.
 struct Server {
     daemon: Daemon,
@@ -481,15 +200,8 @@ impl Server {
             vec![daemon.id()],
         );
         let protocol: Box<dyn Protocol> = match name {
-            MEMCACHED => Box::new(Memcached { workload: *workload, value: Vec::new() }),
-            _ => Box::new(Underpass {
-                workload: *workload,
-                epoch: 1,
-                reply_to: Endpoint { addr: CLIENT, port: PORT },
-                requests: 0,
-                seq: 1 << UP_EPOCH_SHIFT,
-                value: Vec::new(),
-            }),
+            MEMCACHED => Box::new(Memcached::new(*workload)),
+            _ => Box::new(Underpass::new(*workload, Endpoint { addr: CLIENT, port: PORT })),
         };
         let mut started = Self { daemon, socket, protocol, meter, _directory: directory, _hosts: (server, client) };
         if name == MEMCACHED {
@@ -531,14 +243,14 @@ impl Server {
             let member = MemberInfo { id: 1, incarnation, addr: SERVER, port: PORT, active: true };
             let configuration = Configuration {
                 shard: SHARD,
-                epoch: 1,
+                epoch: EPOCH,
                 coordinator_addr: CLIENT,
                 coordinator_port: PORT,
                 members: vec![member],
             };
             let sessions = outstanding.next_power_of_two() as u32;
             let mut header = Header::new(Op::Install);
-            header.epoch = 1;
+            header.epoch = EPOCH;
             header.shard = SHARD;
             header.set_reply_to(Endpoint { addr: CLIENT, port: PORT });
             let answer =
@@ -546,7 +258,7 @@ impl Server {
             let packet = Packet::parse(&answer).context("the replica's answer to INSTALL")?;
             let installed: Installed = control::parse(&packet).context("the replica's answer to INSTALL")?;
             ensure!(installed.refusal.is_empty(), "the replica refuses: {}", installed.refusal);
-            if installed.epoch == 1 {
+            if installed.epoch == EPOCH {
                 return Ok(());
             }
             incarnation = installed.incarnation;
@@ -564,9 +276,12 @@ impl Server {
             if left.is_empty() {
                 // What was written is resolved: the replica may drop what it kept for readers of the past.
                 let mut header = Header::new(Op::Heartbeat);
-                header.epoch = 1;
+                header.epoch = EPOCH;
                 header.shard = SHARD;
-                let heartbeat = Heartbeat { stable: (1 << UP_EPOCH_SHIFT) + workload.items, time: 1_700_000_000_000 };
+                let heartbeat = Heartbeat {
+                    stable: (u64::from(EPOCH) << UP_EPOCH_SHIFT) + workload.items,
+                    time: 1_700_000_000_000,
+                };
                 if self.daemon.name() == REPLICA {
                     self.ask(&control::emit(header, &heartbeat))?;
                 }
@@ -606,7 +321,7 @@ fn draw_until(items: &Items, random: &mut SmallRng, end: Instant) -> impl FnMut(
 /// Bad options, no root, no memcached, a server that fails.
 pub fn run(args: &ReplicaArgs) -> Result<ReplicaReport> {
     ensure!(args.rounds > 0 && args.seconds > 0.0, "at least one round of more than 0 seconds is needed");
-    ensure!((1..=4096).contains(&args.outstanding), "--outstanding must be 1 to 4096");
+    ensure!((1..=SLOTS_MAX).contains(&args.outstanding), "--outstanding must be 1 to {SLOTS_MAX}");
     report::check_output(args.json.as_deref())?;
     ensure!(cpu::count() > LOAD_CORE, "two cores are needed: one for the server, one for its client");
     let workload = Workload {
@@ -681,38 +396,4 @@ pub fn run(args: &ReplicaArgs) -> Result<ReplicaReport> {
         report::write_json(path, &report)?;
     }
     Ok(report)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn answers_are_recognised_and_refusals_are_not() {
-        let workload = Workload { value_size: 20, ..Workload::default() };
-        let memcached = Memcached { workload, value: Vec::new() };
-        let head = [0, 5, 0, 0, 0, 1, 0, 0];
-        let answer = |body: &[u8]| memcached.answer(&[&head[..], body].concat()).map(|(slot, data)| (slot, data.len()));
-        assert_eq!(answer(b"STORED\r\n"), Some((5, 0)));
-        assert_eq!(answer(b"VALUE k 0 20\r\n0000000000000007vvvv\r\nEND\r\n"), Some((5, 20)));
-        for wrong in [&b"END\r\n"[..], b"VALUE k 0 20\r\n0000", b"ERROR\r\n", b"SERVER_ERROR out of memory\r\n"] {
-            assert_eq!(answer(wrong), None);
-        }
-
-        let reply_to = Endpoint { addr: CLIENT, port: PORT };
-        let mut ours = Underpass { workload, epoch: 1, reply_to, requests: 0, seq: 9, value: Vec::new() };
-        let mut request = Vec::new();
-        ours.get(7, 0xabc, &mut request);
-        let packet = Packet::parse(&request).unwrap();
-        assert_eq!((packet.header.op, packet.key), (Op::Read, &b"0000000000000abc"[..]));
-        let reply = Header { op: Op::RReply, ..packet.header }.datagram(packet.key, b"value");
-        assert_eq!(ours.answer(&reply), Some((7, &b"value"[..])));
-        let reject = Header { op: Op::RReject, ..packet.header }.datagram(packet.key, b"");
-        assert_eq!(ours.answer(&reject), None);
-        let missing = Header { op: Op::RReply, status: Status::NotFound.to_wire(), ..packet.header };
-        assert_eq!(ours.answer(&missing.datagram(packet.key, b"")), None);
-        ours.store(7, 3, &mut request);
-        let packet = Packet::parse(&request).unwrap();
-        assert_eq!((packet.header.op, packet.header.seq, packet.value.len()), (Op::Write, 10, 20));
-    }
 }

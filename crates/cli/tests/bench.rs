@@ -6,6 +6,7 @@ use std::{
     io::Read,
     path::Path,
     process::{Command, Output, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -52,21 +53,21 @@ fn left_of(process: u32) -> Vec<String> {
         .collect()
 }
 
-fn is_root() -> bool {
-    let root = geteuid().is_root();
-    if !root {
+/// One at a time: each takes the machine's cores for itself, some with real-time threads. `None` without root.
+fn machine() -> Option<MutexGuard<'static, ()>> {
+    static MACHINE: Mutex<()> = Mutex::new(());
+    if !geteuid().is_root() {
         eprintln!("skipped: needs root");
+        return None;
     }
-    root
+    Some(MACHINE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 const DEMO: &str = "demo --items 3000 --seconds 0.3 --concurrency 16";
 
 #[test]
 fn the_demo_shows_checks_and_leaves_nothing() {
-    if !is_root() {
-        return;
-    }
+    let Some(_machine) = machine() else { return };
     let child = command(DEMO).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let process = child.id();
     let output = child.wait_with_output().unwrap();
@@ -80,9 +81,7 @@ fn the_demo_shows_checks_and_leaves_nothing() {
 
 #[test]
 fn an_interrupted_demo_leaves_nothing() {
-    if !is_root() {
-        return;
-    }
+    let Some(_machine) = machine() else { return };
     let mut child = command("demo --items 20000 --seconds 20").stderr(Stdio::piped()).spawn().unwrap();
     let mut progress = child.stderr.take().unwrap();
     let mut said = Vec::new();
@@ -114,9 +113,7 @@ fn an_interrupted_demo_leaves_nothing() {
 
 #[test]
 fn coordinators_are_compared_on_every_path() {
-    if !is_root() {
-        return;
-    }
+    let Some(_machine) = machine() else { return };
     let folder = tempfile::tempdir().unwrap();
     let plot = folder.path().join("plot.svg");
     let line = format!("bench coordinator --seconds 0.2 --rounds 1 --items 10000 --plot {}", plot.display());
@@ -132,9 +129,7 @@ fn coordinators_are_compared_on_every_path() {
 
 #[test]
 fn the_whole_system_is_driven_under_faults() {
-    if !is_root() {
-        return;
-    }
+    let Some(_machine) = machine() else { return };
     let folder = tempfile::tempdir().unwrap();
     let history = folder.path().join("history.jsonl");
     let line = format!(
@@ -152,9 +147,7 @@ fn the_whole_system_is_driven_under_faults() {
 
 #[test]
 fn replicas_are_compared_with_memcached() {
-    if !is_root() {
-        return;
-    }
+    let Some(_machine) = machine() else { return };
     let folder = tempfile::tempdir().unwrap();
     let line = "bench replica --seconds 0.3 --rounds 1 --items 2000";
     if Command::new("memcached").arg("-V").output().is_err() {
@@ -170,9 +163,7 @@ fn replicas_are_compared_with_memcached() {
 
 #[test]
 fn coordinators_are_weighed() {
-    if !is_root() {
-        return;
-    }
+    let Some(_machine) = machine() else { return };
     let folder = tempfile::tempdir().unwrap();
     let report = results("bench memory --minutes 0.05 --cycles 2", folder.path());
     assert!(report["at_start"]["maps"].as_u64().unwrap() > 0);
