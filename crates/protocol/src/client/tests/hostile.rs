@@ -280,7 +280,8 @@ fn run(weather: Weather, patience: u64, check_liveness: bool) -> Result<(), Test
                 }
                 Outcome::Read(item) => {
                     prop_assert!(!is_write);
-                    prop_assert_eq!(item.as_ref().map(|item| &item.value[..]), Some(&done.tag.to_be_bytes()[..]));
+                    let written = done.tag.to_be_bytes();
+                    prop_assert_eq!(item.as_ref().map(|item| &item.value[..]), Some(&written[..]));
                 }
                 Outcome::Failed(_) => prop_assert!(is_write && fate.committed == 0, "{done:?} had its effect"),
                 Outcome::Unknown(_) => prop_assert!(is_write && done.sends > 0),
