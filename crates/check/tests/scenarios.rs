@@ -212,6 +212,33 @@ fn a_swap_of_a_version_that_never_was_tells_only_that_there_is_one() {
 }
 
 #[test]
+fn a_write_that_nobody_tells_from_the_one_before_it() {
+    // The second put has no number and may be the version that the read names.
+    good(
+        "1 put a 15-26 ok
+        2 get 17-29 a cas=2
+        2 put a 29-29 ok
+        3 get 31-33 a cas=2",
+    );
+    good(
+        "1 put b 12-17 ok
+        3 put b 21-36 ok
+        2 get 28-30 b cas=4
+        3 cas a expected=4 39-49 ok",
+    );
+}
+
+#[test]
+fn a_touch_lets_several_reads_find_the_item() {
+    good(
+        "3 put a ttl_ms=2000 0-2400000000 ok cas=1 time_ms=5200
+        3 touch ttl_ms=4000 1200000000-3000000000 ok cas=2 time_ms=5600
+        1 get 2000000000-2700000000 a cas=1 time_ms=9000
+        2 get 2000000000-3000000000 a cas=1 time_ms=7400",
+    );
+}
+
+#[test]
 fn lifetimes() {
     let story = "1 put a ttl_ms=1000 0-10 ok cas=1 time_ms=5000
         2 get 100-200 a cas=1 time_ms=5999

@@ -491,7 +491,8 @@ impl<'a> Search<'a> {
             }
             let (number, is_read, op) = place;
             let made = self.ops[op as usize].makes_version();
-            if goal_place.is_some_and(|goal| place > goal && (made || is_read || !goal.1)) {
+            // Reads of the goal's own version do not end this: a write that makes none may help them and the goal.
+            if goal_place.is_some_and(|goal| place > goal && (made || (is_read && number > goal.0) || !goal.1)) {
                 break;
             }
             if forced.is_some() && (is_read || made) {
@@ -682,18 +683,27 @@ impl<'a> Search<'a> {
 
     /// Marks the open PUTs that could have come between `before` and the step without a difference to anybody.
     fn absorb(&mut self, before: &State, step: Step, after: &State, config: &mut Config) {
+        // An observer that says which version this is counts too, and the end of a lifetime.
         let i = match step {
-            Step::Known(i) if !self.ops[i as usize].is_observer() => i,
-            Step::Unknown(class) => self.next_of_class(config, class).expect("the step was possible"),
-            Step::Known(_) | Step::Expire => return,
+            Step::Known(i) => Some(i),
+            Step::Unknown(class) => Some(self.next_of_class(config, class).expect("the step was possible")),
+            Step::Expire => None,
         };
         for at in 0..self.loose.len() {
             let put = self.loose[at];
-            if self.ops[put as usize].request != Request::Put || config.is_done(put) || config.is_absorbed(put) {
+            if Some(put) == i
+                || self.ops[put as usize].request != Request::Put
+                || config.is_done(put)
+                || config.is_absorbed(put)
+            {
                 continue;
             }
             let Some(between) = self.apply(before, put) else { continue };
-            if self.apply(&between, i) == Some(*after)
+            let same = match i {
+                Some(i) => self.apply(&between, i),
+                None => between.expire(),
+            };
+            if same == Some(*after)
                 && let Err(at) = config.absorbed.binary_search(&put)
             {
                 config.absorbed.insert(at, put);
