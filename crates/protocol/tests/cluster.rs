@@ -79,7 +79,7 @@ struct User {
     next_at: u64,
     /// Operations by tag.
     history: Vec<history::Operation>,
-    /// The cas that it saw last of each key.
+    /// The cas that it saw last of each key; 0, which no version has, before it saw one.
     seen: [u64; KEYS.len()],
 }
 
@@ -284,11 +284,11 @@ impl World {
             4..7 => (Some(Kind::Put), history::Request::Put, operand(text.as_bytes())),
             7 => (Some(Kind::Delete), history::Request::Delete, operand(b"")),
             8 => (Some(Kind::Add), history::Request::Add, operand(text.as_bytes())),
-            9 if user.seen[which] != 0 => {
+            9 => {
                 let expected = user.seen[which];
                 (Some(Kind::Cas), history::Request::Cas, Operand { expected, ..operand(text.as_bytes()) })
             }
-            9..11 => (Some(Kind::Replace), history::Request::Replace, operand(text.as_bytes())),
+            10 => (Some(Kind::Replace), history::Request::Replace, operand(text.as_bytes())),
             _ => (Some(Kind::Incr), history::Request::Incr, Operand { delta: 1 + number as i64, ..operand(b"") }),
         };
         let key = KEYS[which].as_bytes();
