@@ -18,7 +18,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use underpass_protocol::{
     control::{self, Heartbeat, HeartbeatAck, Install, Installed, OPEN_PADDING, Open, Opened},
-    wire::{DATAGRAM_MAX, Endpoint, Header, Op, Packet, SessionId},
+    wire::{DATAGRAM_MAX, Endpoint, Header, Op, Packet, Reason, SessionId},
 };
 
 use crate::{
@@ -159,17 +159,24 @@ impl Bed {
     /// Opens sessions at the coordinator, all for the one client.
     ///
     /// # Errors
-    /// When the coordinator refuses or does not answer within ten seconds.
+    /// When the coordinator opens none for ten seconds.
     pub fn open_sessions(&self, count: usize) -> Result<(u32, Vec<Session>)> {
         let mut epoch = 0;
         let mut sessions = Vec::with_capacity(count);
-        let until = Instant::now() + Duration::from_secs(10);
+        let patience = Duration::from_secs(10);
+        let mut until = Instant::now() + patience;
         let mut token = 0;
+        let mut last = String::from("it does not answer");
         for request in 1u64.. {
             if sessions.len() == count {
                 break;
             }
-            ensure!(Instant::now() < until, "the coordinator at {} opens no session", self.addresses.coordinator);
+            ensure!(
+                Instant::now() < until,
+                "the coordinator at {} opens no more than {} of {count} sessions: {last}",
+                self.addresses.coordinator,
+                sessions.len()
+            );
             let mut header = Header::new(Op::Open);
             header.shard = SHARD;
             header.request = request;
@@ -189,10 +196,16 @@ impl Bed {
                     let opened: Opened = control::parse(&packet).context("an OPENED that does not parse")?;
                     epoch = opened.configuration.map_or(packet.header.epoch, |configuration| configuration.epoch);
                     sessions.push(Session { id: packet.header.session, token: packet.header.token });
+                    until = Instant::now() + patience;
                     token = 0;
                 }
-                // Not ready yet.
-                _ => thread::sleep(Duration::from_millis(20)),
+                op => {
+                    let reason = Reason::from_wire(packet.header.status).map(|reason| reason.to_string());
+                    last = format!("the last answer was {op}, {}", reason.unwrap_or_default());
+                    // From the beginning: it may not have been ready, or the token may be too old.
+                    token = 0;
+                    thread::sleep(Duration::from_millis(20));
+                }
             }
         }
         Ok((epoch, sessions))

@@ -16,7 +16,7 @@ use crate::{
     bed::{self, Bed, COORDINATOR_CORE, Contender, Reflector, SHARD, Sample, Started},
     load::{Load, Session},
     plot::{self, Group},
-    process::{self, Daemon, Directory},
+    process::{self, Daemon, Directory, STOP},
     report::{self, Machine, Ratio, Spread, Table},
     workload::{Popularity, Workload},
 };
@@ -202,7 +202,7 @@ impl Started for StartedUnderpass {
     }
 
     fn stop(mut self: Box<Self>) -> Result<()> {
-        self.daemon.stop(Duration::from_secs(10))
+        self.daemon.stop(STOP)
     }
 }
 

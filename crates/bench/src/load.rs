@@ -368,9 +368,15 @@ impl Load {
     fn start_as(&mut self, core: usize, drain: bool) -> Result<Sending> {
         ensure!(self.workload.is_some() && !self.sessions.is_empty(), "the load has no workload or no sessions");
         self.update(|settings| settings.drain = drain.into());
+        // After a drain nothing is under way: what still seems so is lost, and must not narrow the window.
+        let lost = self.under_way();
         let shared = self.shared();
         // SAFETY: the mapped .bss; no program runs.
         let frame_len = unsafe {
+            if !drain {
+                let forgiven = &raw mut (*shared).load_sent.forgiven;
+                forgiven.write_volatile(forgiven.read_volatile() + lost);
+            }
             (&raw mut (*shared).load_sent.due).write_volatile(0);
             (*shared).load_settings.frame_len
         };

@@ -16,6 +16,9 @@ use nix::{
     unistd::Pid,
 };
 
+/// How long a process may take to end in order: long, for a machine that is busy with other things.
+pub const STOP: Duration = Duration::from_secs(30);
+
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn note_interrupt(_: libc::c_int) {

@@ -18,7 +18,7 @@ use crate::{
     cpu::{self, Meter},
     driver::{self, Arrival, Seen, Task},
     history::Log,
-    process::{self, Daemon, Directory},
+    process::{self, Daemon, Directory, STOP},
     workload::Workload,
 };
 
@@ -150,7 +150,7 @@ impl System {
     /// When it does not end, or not clean.
     pub fn stop_coordinator(&mut self) -> Result<()> {
         match self.coordinator.take() {
-            Some(mut daemon) => daemon.stop(Duration::from_secs(15)),
+            Some(mut daemon) => daemon.stop(STOP),
             None => Ok(()),
         }
     }
@@ -215,7 +215,7 @@ impl System {
     pub fn down(mut self) -> Result<()> {
         self.stop_coordinator()?;
         for mut replica in self.replicas.drain(..) {
-            replica.stop(Duration::from_secs(10))?;
+            replica.stop(STOP)?;
         }
         self.rack.take().expect("it is there until now").down()?;
         Ok(())
