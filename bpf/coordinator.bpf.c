@@ -13,11 +13,10 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 #include <underpass/abi.h>
+#include "lib/clock.h"
 #include "lib/hash.h"
 #include "lib/packet.h"
 #include "lib/tables.h"
-
-#define UP_NS_PER_MS 1000000
 
 /* The agent sets max_entries of these two before loading. */
 struct {
@@ -77,11 +76,6 @@ static __always_inline int pass(__u32 counter)
 {
 	count(counter);
 	return XDP_PASS;
-}
-
-static __always_inline __u64 now_ms(void)
-{
-	return bpf_ktime_get_coarse_ns() / UP_NS_PER_MS;
 }
 
 static __always_inline bool unresolved(__u8 state)

@@ -113,6 +113,8 @@ struct up_bucket {
 	struct up_way ways[UP_WAYS];
 };
 
+#define UP_TICK_SHIFT 24
+
 #define UP_BUCKET_DIRTY 1ULL
 #define UP_BUCKET_LAST_SHIFT 1
 
@@ -132,6 +134,10 @@ struct up_settings {
 	__u32 bucket_mask; /* buckets for each shard slot, less one: a power of two less one */
 	__u32 session_mask; /* sessions, less one: a power of two less one */
 	__s64 time_offset_ms; /* from CLOCK_MONOTONIC to the packets' time */
+	/* The kernel's tick as a clock, see bpf/lib/clock.h: at this tick CLOCK_MONOTONIC was so many milliseconds. */
+	__u64 tick_origin;
+	__u64 tick_origin_ms;
+	__u64 tick_length; /* milliseconds of a tick, times 2^UP_TICK_SHIFT */
 	__u64 fingerprint_key[2];
 	__u32 bucket_key[UP_BUCKET_KEY_WORDS];
 };

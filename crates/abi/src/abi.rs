@@ -4,6 +4,7 @@ pub const UP_ABI_VERSION: u32 = 1;
 pub const UP_SHARD_SLOTS: u32 = 8;
 pub const UP_WAYS: u32 = 4;
 pub const UP_BUCKET_KEY_WORDS: u32 = 64;
+pub const UP_TICK_SHIFT: u32 = 24;
 pub const UP_BUCKET_DIRTY: u32 = 1;
 pub const UP_BUCKET_LAST_SHIFT: u32 = 1;
 pub type __u8 = ::core::ffi::c_uchar;
@@ -289,12 +290,15 @@ pub struct up_settings {
     pub bucket_mask: __u32,
     pub session_mask: __u32,
     pub time_offset_ms: __s64,
+    pub tick_origin: __u64,
+    pub tick_origin_ms: __u64,
+    pub tick_length: __u64,
     pub fingerprint_key: [__u64; 2usize],
     pub bucket_key: [__u32; 64usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of up_settings"][::core::mem::size_of::<up_settings>() - 304usize];
+    ["Size of up_settings"][::core::mem::size_of::<up_settings>() - 328usize];
     ["Alignment of up_settings"][::core::mem::align_of::<up_settings>() - 8usize];
     [
         "Offset of field: up_settings::abi_version",
@@ -321,11 +325,20 @@ const _: () = {
         "Offset of field: up_settings::time_offset_ms",
     ][::core::mem::offset_of!(up_settings, time_offset_ms) - 24usize];
     [
+        "Offset of field: up_settings::tick_origin",
+    ][::core::mem::offset_of!(up_settings, tick_origin) - 32usize];
+    [
+        "Offset of field: up_settings::tick_origin_ms",
+    ][::core::mem::offset_of!(up_settings, tick_origin_ms) - 40usize];
+    [
+        "Offset of field: up_settings::tick_length",
+    ][::core::mem::offset_of!(up_settings, tick_length) - 48usize];
+    [
         "Offset of field: up_settings::fingerprint_key",
-    ][::core::mem::offset_of!(up_settings, fingerprint_key) - 32usize];
+    ][::core::mem::offset_of!(up_settings, fingerprint_key) - 56usize];
     [
         "Offset of field: up_settings::bucket_key",
-    ][::core::mem::offset_of!(up_settings, bucket_key) - 48usize];
+    ][::core::mem::offset_of!(up_settings, bucket_key) - 72usize];
 };
 impl Default for up_settings {
     fn default() -> Self {

@@ -24,6 +24,7 @@ use underpass_abi::abi::{
 
 use crate::{
     attach::{AttachError, Link, Mode, attach_xdp},
+    clock,
     plain::{Plain, bytes_of, from_bytes},
     tc::{TcAttachment, TcDirection},
 };
@@ -171,10 +172,13 @@ unsafe impl Sync for CoordinatorKernel {}
 impl CoordinatorKernel {
     /// Loads the programs with fresh tables, or, if `pins` holds the tables of a coordinator with the same settings, with
     /// those, if its attachment is still on `ifindex`; what is left of one whose device is gone is removed.
-    /// `settings.abi_version` and the masks are filled in here; when tables are taken over so are their secrets
+    /// `settings.abi_version`, masks and clock are filled in here; when tables are taken over so are their secrets
     /// and time offset.
     pub fn load(mut settings: up_settings, sizes: TableSizes, pins: Option<(PathBuf, u32)>) -> Result<Self, LoadError> {
         assert!(sizes.buckets.is_power_of_two() && sizes.sessions.is_power_of_two() && sizes.sessions <= 1 << 16);
+        let ticks = clock::ticks()?;
+        (settings.tick_origin, settings.tick_origin_ms, settings.tick_length) =
+            (ticks.count, ticks.at_ms, ticks.length);
         settings.abi_version = UP_ABI_VERSION;
         settings.bucket_mask = sizes.buckets - 1;
         settings.session_mask = sizes.sessions - 1;
@@ -192,6 +196,9 @@ impl CoordinatorKernel {
             settings.fingerprint_key = kept.fingerprint_key;
             settings.bucket_key = kept.bucket_key;
             settings.time_offset_ms = kept.time_offset_ms;
+            // Packets' time goes on where it is: read anew, the origin might differ by a tick.
+            settings.tick_origin = kept.tick_origin;
+            settings.tick_origin_ms = kept.tick_origin_ms;
         }
         let reuse = pins.as_deref().filter(|_| kept.is_some());
         let object = load_xdp(&settings, sizes, reuse)?;

@@ -1,6 +1,7 @@
 //! Loading and attaching kernel programs, next hops, and what a machine can do.
 
 pub mod attach;
+pub mod clock;
 pub mod coordinator;
 pub mod features;
 pub mod frame;
