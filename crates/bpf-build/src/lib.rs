@@ -11,8 +11,9 @@ use std::{
 
 use libbpf_cargo::SkeletonBuilder;
 
+/// Beside the crate that is being built: asked for when the build script runs, for it may be a copy of another checkout's.
 fn bpf() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bpf")
+    Path::new(&env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo")).join("../../bpf")
 }
 
 fn out(file: String) -> PathBuf {
