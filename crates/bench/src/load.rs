@@ -23,7 +23,7 @@ use rand::{SeedableRng, rngs::SmallRng};
 use underpass_protocol::wire::{Endpoint, HEADER_LEN, Header, MEMBERS_MAX, Op, Reason, SessionId};
 
 use crate::{
-    cpu,
+    cpu::{self, Priority},
     netns::Netns,
     workload::{Items, Workload},
 };
@@ -391,6 +391,7 @@ impl Load {
             move || {
                 netns.enter()?;
                 cpu::pin(0, core)?;
+                cpu::prioritise(0, Priority::High)?;
                 while !stop.load(Ordering::Relaxed) {
                     // About a tenth of a second, after which it looks whether to stop.
                     generate(program.as_fd(), device, frame_len, 1 << 18)?;
