@@ -96,7 +96,7 @@ struct load_settings {
 	__u32 repair; /* replies need a whole new checksum: the coordinator's stack leaves it to the device */
 	__u32 frame_len; /* of the frames handed to the generator */
 	__u32 drain; /* nothing new: only send again what was not answered */
-	__u32 device; /* the sink's own */
+	__u32 reserved;
 };
 
 /* Written by the generator. */
@@ -460,11 +460,7 @@ static __always_inline int acknowledge(struct xdp_md *ctx, struct ethhdr *eth, s
 		/* Addresses and ports only changed places; the operation, in the high byte of its word, went up by one. */
 		udp->check = udp_checksum((__u16)~udp->check + bpf_htons(UP_OP_W_REPLY - UP_OP_WRITE));
 	}
-	/*
-	 * Not XDP_TX: a veth wakes its peer after that only if the peer has an XDP program, which a coordinator of sockets
-	 * has not. What is redirected wakes any peer.
-	 */
-	return bpf_redirect(load_settings.device, 0);
+	return XDP_TX;
 }
 
 static __always_inline int answer(struct xdp_md *ctx, const struct up_header *header)

@@ -296,7 +296,6 @@ impl Load {
         }
         let frame_len = if workload.write_percent > 50.0 { write.frame_len } else { read.frame_len };
         let addresses = self.addresses;
-        let device = self.device_index;
         let threshold = (workload.write_percent / 100.0 * 2f64.powi(32)) as u64;
         self.update(|settings| {
             settings.window = WINDOW;
@@ -309,7 +308,6 @@ impl Load {
             settings.replicas = be(addresses.replica.addr);
             settings.replica_count = addresses.replicas.into();
             settings.frame_len = frame_len;
-            settings.device = device;
         });
         self.workload = Some(*workload);
         Ok(())
