@@ -149,7 +149,6 @@ impl Bed {
         cpu::prioritise(receiver, Priority::First)?;
         let napi = cpu::napi_thread(&self.coordinator_device)?;
         cpu::pin(napi, COORDINATOR_CORE)?;
-        cpu::prioritise(napi, Priority::High)?;
         let threads = [Some(napi), cpu::ksoftirqd(COORDINATOR_CORE)].into_iter().flatten().collect();
         let meter = Meter::new(threads, started.processes());
         let (epoch, sessions) = started.sessions(self)?;
@@ -477,6 +476,6 @@ fn answer_control(socket: &UdpSocket) {
 pub fn command(netns: &Netns, program: &std::path::Path, core: usize) -> Result<Command> {
     let mut command = Command::new(program);
     netns.apply(&mut command);
-    cpu::dedicate(&mut command, core)?;
+    cpu::pin_command(&mut command, core)?;
     Ok(command)
 }

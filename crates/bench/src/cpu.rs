@@ -46,31 +46,9 @@ pub fn pin_command(command: &mut std::process::Command, cpu: usize) -> Result<()
     Ok(())
 }
 
-const HIGH: libc::c_int = -20;
-
-/// Pins what a command starts, with all its threads, and gives it the largest share of that core ([`Priority::High`]).
-///
-/// # Errors
-/// When the core does not exist.
-pub fn dedicate(command: &mut std::process::Command, cpu: usize) -> Result<()> {
-    use std::os::unix::process::CommandExt;
-    pin_command(command, cpu)?;
-    // SAFETY: setpriority is async-signal-safe and has no memory arguments.
-    unsafe {
-        command.pre_exec(|| match libc::setpriority(libc::PRIO_PROCESS, 0, HIGH) {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
-        });
-    }
-    Ok(())
-}
-
 /// How a thread competes for its core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
-    /// An ordinary thread, but with the largest share: what else the machine does is kept out of a measurement as far as
-    /// possible.
-    High,
     /// Runs as soon as it can, before every ordinary thread.
     First,
     /// Runs only when nothing else wants to.
@@ -83,13 +61,6 @@ pub enum Priority {
 /// Without the right to, or when the thread does not exist.
 pub fn prioritise(thread: i32, priority: Priority) -> Result<()> {
     let (policy, level) = match priority {
-        Priority::High => {
-            // SAFETY: no memory arguments.
-            let result = unsafe { libc::setpriority(libc::PRIO_PROCESS, thread as libc::id_t, HIGH) };
-            nix::errno::Errno::result(result)
-                .with_context(|| format!("cannot raise the priority of thread {thread}"))?;
-            return Ok(());
-        }
         Priority::First => (libc::SCHED_FIFO, 10),
         Priority::Idle => (libc::SCHED_IDLE, 0),
     };

@@ -23,7 +23,7 @@ use rand::{SeedableRng, rngs::SmallRng};
 use underpass_protocol::wire::{Endpoint, HEADER_LEN, Header, MEMBERS_MAX, Op, Reason, SessionId};
 
 use crate::{
-    cpu::{self, Priority},
+    cpu,
     netns::Netns,
     workload::{Items, Workload},
 };
@@ -389,7 +389,6 @@ impl Load {
             move || {
                 netns.enter()?;
                 cpu::pin(0, core)?;
-                cpu::prioritise(0, Priority::High)?;
                 while !stop.load(Ordering::Relaxed) {
                     // About a tenth of a second, after which it looks whether to stop.
                     generate(program.as_fd(), device, frame_len, 1 << 18)?;

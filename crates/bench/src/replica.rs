@@ -20,7 +20,7 @@ use underpass_protocol::{
 
 use crate::{
     bed::{COORDINATOR_CORE as SERVER_CORE, LOAD_CORE, SHARD},
-    cpu::{self, KeepAwake, Meter, Priority},
+    cpu::{self, KeepAwake, Meter},
     exchange::Exchange,
     netns::{self, Netns},
     peer::{EPOCH, Memcached, Protocol, SLOTS_MAX, Underpass},
@@ -167,7 +167,6 @@ impl Server {
             host.write_device(device, "threaded", "1")?;
             let thread = cpu::napi_thread(device)?;
             cpu::pin(thread, core)?;
-            cpu::prioritise(thread, Priority::High)?;
             threads.push(thread);
         }
         let directory = Directory::new()?;
@@ -188,7 +187,7 @@ impl Server {
             }
         };
         server.apply(&mut command);
-        cpu::dedicate(&mut command, SERVER_CORE)?;
+        cpu::pin_command(&mut command, SERVER_CORE)?;
         let daemon = Daemon::start(name, command, directory.path.join("log"))
             .with_context(|| format!("{name}: is it installed? (apt-get install memcached)"))?;
         let socket = client.run(|| {
