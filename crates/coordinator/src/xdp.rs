@@ -6,7 +6,7 @@ use std::{
     os::fd::{AsRawFd, RawFd},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     thread::JoinHandle,
     time::Duration,
@@ -97,16 +97,6 @@ impl XdpDataPath {
         };
         kernel.attach(ifindex, options.mode)?;
         Ok(Self { kernel, options, ifindex, control: Some(control), forwarder, records: Vec::new() })
-    }
-
-    /// The programs and tables.
-    pub fn kernel(&self) -> &CoordinatorKernel {
-        &self.kernel
-    }
-
-    /// The thread that forwards writes in the published write path.
-    pub fn forwarder_tid(&self) -> Option<u64> {
-        self.forwarder.as_ref().map(|forwarder| forwarder.tid.load(Ordering::Relaxed))
     }
 
     fn command(&self, command: &up_session_command) -> Result<up_session_command> {
@@ -246,7 +236,6 @@ impl DataPath for XdpDataPath {
 /// clones it. What is no write goes to the agent.
 struct Forwarder {
     stop: Arc<AtomicBool>,
-    tid: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -259,12 +248,10 @@ impl Forwarder {
     fn start(socket: UdpSocket, control: ControlSender, kernel: &CoordinatorKernel) -> Result<Self> {
         socket.set_read_timeout(Some(Duration::from_millis(100)))?;
         let stop = Arc::new(AtomicBool::new(false));
-        let tid = Arc::new(AtomicU64::new(0));
         let first = kernel.first_member();
         let addr = move |shard| first(shard).map(|(addr, port)| Endpoint { addr, port });
-        let (stopping, id) = (stop.clone(), tid.clone());
+        let stopping = stop.clone();
         let thread = std::thread::Builder::new().name("forwarder".into()).spawn(move || {
-            id.store(nix::unistd::gettid().as_raw() as u64, Ordering::Relaxed);
             let mut batch = ForwardBatch::new();
             while !stopping.load(Ordering::Relaxed) {
                 if let Err(error) = batch.forward(socket.as_raw_fd(), &control, &addr) {
@@ -272,7 +259,7 @@ impl Forwarder {
                 }
             }
         })?;
-        Ok(Self { stop, tid, thread: Some(thread) })
+        Ok(Self { stop, thread: Some(thread) })
     }
 }
 

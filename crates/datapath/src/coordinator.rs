@@ -13,10 +13,7 @@ use std::{
     },
 };
 
-use libbpf_rs::{
-    MapCore, MapFlags, Object, ObjectBuilder, OpenObject, ProgramInput, ProgramMut,
-    libbpf_sys::BPF_F_TEST_XDP_LIVE_FRAMES,
-};
+use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder, OpenObject, ProgramInput, ProgramMut};
 use underpass_abi::abi::{
     UP_ABI_VERSION, UP_COUNT_END, UP_SESSION_OP_CLOSE, UP_SESSION_OP_OPEN, UP_SHARD_SLOTS, UP_WRITE_PATH_BROADCAST,
     UP_WRITE_PATH_PUBLISHED, up_bucket, up_config, up_counters, up_session, up_session_command, up_settings, up_shard,
@@ -475,9 +472,6 @@ impl CoordinatorKernel {
         Ok(())
     }
 }
-
-/// The most frames that a live-frames run may have in flight (see [`BPF_F_TEST_XDP_LIVE_FRAMES`]).
-pub const LIVE_FRAMES_FLAG: u32 = BPF_F_TEST_XDP_LIVE_FRAMES;
 
 fn set_rodata(open: &mut OpenObject, settings: &up_settings) {
     let mut map = open
