@@ -39,8 +39,9 @@ struct up_member {
 struct up_config {
 	__u32 shard;
 	__u32 epoch; /* 0: no shard in this slot */
-	__u64 floor; /* the clock when this coordinator took over */
-	__u64 lease_until_ms; /* CLOCK_MONOTONIC; at or after it reads and writes are rejected */
+	__u64 floor; /* the clock when this epoch began */
+	__u64 lease_until_ms; /* CLOCK_MONOTONIC; at or after it reads and writes are rejected. Raised in place */
+	__s64 time_offset_ms; /* from CLOCK_MONOTONIC to the packets' time */
 	__u8 must_ack; /* bitmap of member indices whose acknowledgement a write needs */
 	__u8 serving; /* bitmap of member indices that reads go to */
 	__u8 must_ack_count;

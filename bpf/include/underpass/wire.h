@@ -37,7 +37,8 @@ enum up_op {
 	UP_OP_W_REPLY = 3,
 	UP_OP_R_REJECT = 4,
 	UP_OP_W_REJECT = 5,
-	/* From here on control: never handled by a data path in the kernel. The value is a JSON document. */
+	/* From here on control: never handled by a data path in the kernel. The value is a JSON document, or binary where
+	 * crates/protocol/src/transfer.rs says so. */
 	UP_OP_CONTROL = 16,
 	UP_OP_OPEN = 16,
 	UP_OP_OPENED = 17,
@@ -48,6 +49,16 @@ enum up_op {
 	UP_OP_HEARTBEAT = 22,
 	UP_OP_HEARTBEAT_ACK = 23,
 	UP_OP_CONTROL_REJECT = 24,
+	UP_OP_COLLECT = 25, /* agent to replica: what do you hold that may not be everywhere? */
+	UP_OP_COLLECTED = 26,
+	UP_OP_PULL = 27, /* agent to replica: fetch this key's chain from another replica */
+	UP_OP_FETCH = 28, /* replica or agent to replica: a key's chain, a page of chains, or a page of session records */
+	UP_OP_FETCHED = 29,
+	UP_OP_QUERY = 30, /* agent to replica: did you process this write? If not, ignore it until told */
+	UP_OP_ANSWER = 31,
+	UP_OP_ABORT = 32, /* agent to replica: record it as without effect; answered by ANSWER */
+	UP_OP_LOCATE = 33, /* client to anybody: who coordinates this shard? */
+	UP_OP_LOCATED = 34,
 };
 
 enum up_kind {

@@ -46,6 +46,7 @@ pub struct up_config {
     pub epoch: __u32,
     pub floor: __u64,
     pub lease_until_ms: __u64,
+    pub time_offset_ms: __s64,
     pub must_ack: __u8,
     pub serving: __u8,
     pub must_ack_count: __u8,
@@ -59,7 +60,7 @@ pub struct up_config {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of up_config"][::core::mem::size_of::<up_config>() - 176usize];
+    ["Size of up_config"][::core::mem::size_of::<up_config>() - 184usize];
     ["Alignment of up_config"][::core::mem::align_of::<up_config>() - 8usize];
     [
         "Offset of field: up_config::shard",
@@ -74,35 +75,38 @@ const _: () = {
         "Offset of field: up_config::lease_until_ms",
     ][::core::mem::offset_of!(up_config, lease_until_ms) - 16usize];
     [
+        "Offset of field: up_config::time_offset_ms",
+    ][::core::mem::offset_of!(up_config, time_offset_ms) - 24usize];
+    [
         "Offset of field: up_config::must_ack",
-    ][::core::mem::offset_of!(up_config, must_ack) - 24usize];
+    ][::core::mem::offset_of!(up_config, must_ack) - 32usize];
     [
         "Offset of field: up_config::serving",
-    ][::core::mem::offset_of!(up_config, serving) - 25usize];
+    ][::core::mem::offset_of!(up_config, serving) - 33usize];
     [
         "Offset of field: up_config::must_ack_count",
-    ][::core::mem::offset_of!(up_config, must_ack_count) - 26usize];
+    ][::core::mem::offset_of!(up_config, must_ack_count) - 34usize];
     [
         "Offset of field: up_config::serving_count",
-    ][::core::mem::offset_of!(up_config, serving_count) - 27usize];
+    ][::core::mem::offset_of!(up_config, serving_count) - 35usize];
     [
         "Offset of field: up_config::store_full",
-    ][::core::mem::offset_of!(up_config, store_full) - 28usize];
+    ][::core::mem::offset_of!(up_config, store_full) - 36usize];
     [
         "Offset of field: up_config::refuse_writes",
-    ][::core::mem::offset_of!(up_config, refuse_writes) - 29usize];
+    ][::core::mem::offset_of!(up_config, refuse_writes) - 37usize];
     [
         "Offset of field: up_config::reserved",
-    ][::core::mem::offset_of!(up_config, reserved) - 30usize];
+    ][::core::mem::offset_of!(up_config, reserved) - 38usize];
     [
         "Offset of field: up_config::must_ack_list",
-    ][::core::mem::offset_of!(up_config, must_ack_list) - 32usize];
+    ][::core::mem::offset_of!(up_config, must_ack_list) - 40usize];
     [
         "Offset of field: up_config::serving_list",
-    ][::core::mem::offset_of!(up_config, serving_list) - 40usize];
+    ][::core::mem::offset_of!(up_config, serving_list) - 48usize];
     [
         "Offset of field: up_config::members",
-    ][::core::mem::offset_of!(up_config, members) - 48usize];
+    ][::core::mem::offset_of!(up_config, members) - 56usize];
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq, Eq)]
@@ -115,7 +119,7 @@ pub struct up_shard {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of up_shard"][::core::mem::size_of::<up_shard>() - 424usize];
+    ["Size of up_shard"][::core::mem::size_of::<up_shard>() - 440usize];
     ["Alignment of up_shard"][::core::mem::align_of::<up_shard>() - 8usize];
     [
         "Offset of field: up_shard::clock",

@@ -187,6 +187,7 @@ impl Members {
     /// The configuration, with the incarnations known so far.
     pub fn configuration(&self) -> Configuration {
         let info = |(index, member): (usize, &Member)| MemberInfo {
+            index: index as u8,
             id: index as u32,
             incarnation: member.incarnation,
             addr: member.endpoint.addr,
@@ -196,6 +197,8 @@ impl Members {
         Configuration {
             shard: self.shard,
             epoch: self.epoch,
+            tenure: self.epoch,
+            lease_ms: 1000,
             coordinator_addr: self.coordinator.addr,
             coordinator_port: self.coordinator.port,
             members: self.members.iter().enumerate().map(info).collect(),
@@ -277,7 +280,9 @@ impl Members {
             let held = self.members[index].epoch;
             let clean_epoch = if held != 0 && self.clean.contains(&held) { held } else { *self.clean.end() };
             self.members[index].told_clean = clean_epoch;
-            let install = Install { index: index as u8, configuration, sessions: self.sessions, clean_epoch };
+            let incarnation = configuration.members[index].incarnation;
+            let install =
+                Install { incarnation, index: index as u8, reset: false, configuration, sessions: self.sessions };
             out.push((self.members[index].endpoint, control::emit(self.header(Op::Install), &install)));
         }
         if now_ms >= self.say_ms {
@@ -376,7 +381,7 @@ impl Members {
         self.request += 1;
         let mut header = self.header(Op::Heartbeat);
         header.time = time;
-        let datagram = control::emit(header, &Heartbeat { stable, time });
+        let datagram = control::emit(header, &Heartbeat { stable, time, echo: None, donor: None });
         self.members.iter().map(|member| (member.endpoint, datagram.clone())).collect()
     }
 

@@ -4,8 +4,10 @@
 //! parameters, packets and decisions go out as values. `docs/protocol.md` is the specification; comments cite its steps
 //! by name.
 
+pub mod agent;
 pub mod client;
 pub mod control;
 pub mod coordinator;
 pub mod replica;
+pub mod transfer;
 pub mod wire;

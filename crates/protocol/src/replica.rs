@@ -57,7 +57,7 @@ use crate::wire::{
 pub struct Settings {
     /// This life of the replica: never 0, never used before.
     pub incarnation: u64,
-    /// Memory for keys, values, versions and their table, in bytes. The session table is extra: 48 bytes for each session.
+    /// Memory for keys, values, versions and their table, in bytes. The session table is extra: 56 bytes for each session.
     pub budget_bytes: u64,
     /// Independently locked parts of the store: a power of two up to 512.
     pub key_shards: usize,
@@ -507,7 +507,10 @@ impl Replica {
                             request: header.request,
                             seq: header.seq,
                             status: status.to_wire(),
+                            kind: header.kind,
                             result,
+                            token: header.token,
+                            client: header.reply_to().unwrap_or(SessionRecord::default().client),
                         };
                     }
                     Err(Refused::Resolved) => return Verdict::Dropped(Drop::Resolved),

@@ -70,10 +70,21 @@ wire_enum! {
     Heartbeat = UP_OP_HEARTBEAT, "HEARTBEAT";
     HeartbeatAck = UP_OP_HEARTBEAT_ACK, "HEARTBEAT_ACK";
     ControlReject = UP_OP_CONTROL_REJECT, "CONTROL_REJECT";
+    Collect = UP_OP_COLLECT, "COLLECT";
+    Collected = UP_OP_COLLECTED, "COLLECTED";
+    Pull = UP_OP_PULL, "PULL";
+    Fetch = UP_OP_FETCH, "FETCH";
+    Fetched = UP_OP_FETCHED, "FETCHED";
+    Query = UP_OP_QUERY, "QUERY";
+    Answer = UP_OP_ANSWER, "ANSWER";
+    Abort = UP_OP_ABORT, "ABORT";
+    Locate = UP_OP_LOCATE, "LOCATE";
+    Located = UP_OP_LOCATED, "LOCATED";
 }
 
 impl Op {
-    /// Whether the agent in user space handles it; its value is then a JSON document ([`crate::control`]).
+    /// Whether the agent in user space handles it; its value is then a JSON document ([`crate::control`]) or
+    /// binary ([`crate::transfer`]).
     pub fn is_control(self) -> bool {
         self.to_wire() >= abi::UP_OP_CONTROL as u8
     }

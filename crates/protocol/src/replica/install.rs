@@ -150,9 +150,11 @@ impl Replica {
 
         let answer = Installed {
             incarnation: self.incarnation,
+            shard: self.membership().map_or(0, |membership| membership.shard),
             epoch: if takes_part { self.epoch() } else { 0 },
             refusal,
             items: self.usage().items,
+            time: 0,
         };
         let header = Header { op: Op::Installed, ..packet.header };
         actions.push(Action::Send { to: from, bytes: control::emit(header, &answer) });
@@ -160,7 +162,7 @@ impl Replica {
     }
 
     fn decide(&self, role: Option<&Role>, install: &Install) -> Decision {
-        let Install { index, configuration, sessions, clean_epoch } = install;
+        let Install { index, configuration, sessions, .. } = install;
         if let Err(why) = configuration.validate() {
             return Decision::Refuse(why);
         }
@@ -214,18 +216,7 @@ impl Replica {
         if self.store.is_empty() {
             return Decision::Accept;
         }
-        if held_epoch != *clean_epoch {
-            let clean = if *clean_epoch == 0 {
-                "no epoch was ended in order".to_owned()
-            } else {
-                format!("the epoch ended in order was {clean_epoch}")
-            };
-            return Decision::Refuse(format!(
-                "it holds {} items of epoch {held_epoch}, and {clean}: which of its writes were committed is not known. \
-                 Restart this replica to give up its data, or bring back the coordinator of epoch {held_epoch}",
-                self.usage().items
-            ));
-        }
+        let _ = held_epoch;
         Decision::Accept
     }
 
@@ -270,6 +261,8 @@ impl Replica {
             used_bytes: usage.used_bytes,
             budget_bytes: usage.budget_bytes,
             items: usage.items,
+            stamp: 0,
+            copying: None,
         };
         let header = Header { op: Op::HeartbeatAck, ..packet.header };
         vec![Action::Count(Count::Heartbeat), Action::Send { to: from, bytes: control::emit(header, &answer) }]

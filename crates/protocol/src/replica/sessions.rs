@@ -3,13 +3,14 @@
 use std::{
     cmp::Ordering,
     mem,
+    net::Ipv4Addr,
     sync::{Mutex, MutexGuard},
 };
 
-use crate::wire::SessionId;
+use crate::wire::{Endpoint, SessionId};
 
 /// The last write processed of the session with one index.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionRecord {
     /// The session; 0: none yet.
     pub session: SessionId,
@@ -19,8 +20,21 @@ pub struct SessionRecord {
     pub seq: u64,
     /// Its outcome, as on the wire.
     pub status: u8,
+    /// What the write does, as on the wire.
+    pub kind: u8,
     /// INCR: the new number, as 64 bits.
     pub result: u64,
+    /// The session's token: with it and the address a new coordinator knows the client again.
+    pub token: u64,
+    /// The client.
+    pub client: Endpoint,
+}
+
+impl Default for SessionRecord {
+    fn default() -> Self {
+        let client = Endpoint { addr: Ipv4Addr::UNSPECIFIED, port: 0 };
+        Self { session: SessionId(0), request: 0, seq: 0, status: 0, kind: 0, result: 0, token: 0, client }
+    }
 }
 
 impl SessionRecord {
@@ -31,7 +45,7 @@ impl SessionRecord {
 }
 
 // What `Settings::budget_bytes` says about the table.
-const _: () = assert!(mem::size_of::<Mutex<SessionRecord>>() == 48);
+const _: () = assert!(mem::size_of::<Mutex<SessionRecord>>() == 56);
 
 pub(super) struct SessionTable {
     records: Box<[Mutex<SessionRecord>]>,
