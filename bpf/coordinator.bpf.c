@@ -253,7 +253,7 @@ static __always_inline int read(struct up_frame *f, const void *data_end, const 
 	__u32 index = bucket_index(f, data_end, config->shard);
 	__u64 *word = bpf_map_lookup_elem(&words, &index);
 	const struct up_member *member;
-	__u64 time = ms + settings.time_offset_ms;
+	__u64 time = ms + config->time_offset_ms;
 	struct up_head_words before;
 	__u64 value, bound, sum;
 	__u32 to;
@@ -459,7 +459,7 @@ static __always_inline int write(struct up_frame *f, const void *data_end, struc
 	}
 	bpf_spin_unlock(&bucket->lock);
 	/* Not earlier: a read that looked before this write was ordered must not be stamped later than it. */
-	time = now_ms() + settings.time_offset_ms;
+	time = now_ms() + config->time_offset_ms;
 
 	/* WRITE step 3. A starting record is never reused or closed, so it is still this request's. */
 	bpf_spin_lock(&record->lock);

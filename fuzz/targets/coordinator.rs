@@ -122,7 +122,6 @@ impl World {
             sessions: SESSIONS as u32,
             bucket_key: std::array::from_fn(|i| (i as u32 + 1).wrapping_mul(0x9e37_79b9)),
             fingerprint_key: [1, 2],
-            time_offset_ms: 0,
         });
         coordinator.configure(&configuration());
         #[cfg(feature = "published")]

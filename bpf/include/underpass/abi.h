@@ -20,7 +20,7 @@
 #endif
 
 /* Changes whenever a map value changes shape: an agent takes over pinned maps of its own version only. */
-#define UP_ABI_VERSION 1
+#define UP_ABI_VERSION 2
 
 /* A shard lives in slot (id % UP_SHARD_SLOTS); one coordinator serves shards of distinct slots. */
 #define UP_SHARD_SLOTS 8
@@ -39,7 +39,7 @@ struct up_member {
 struct up_config {
 	__u32 shard;
 	__u32 epoch; /* 0: no shard in this slot */
-	__u64 floor; /* the clock when this epoch began */
+	__u64 floor; /* the clock when these tables began to serve */
 	__u64 lease_until_ms; /* CLOCK_MONOTONIC; at or after it reads and writes are rejected. Raised in place */
 	__s64 time_offset_ms; /* from CLOCK_MONOTONIC to the packets' time */
 	__u8 must_ack; /* bitmap of member indices whose acknowledgement a write needs */
@@ -134,7 +134,6 @@ struct up_settings {
 	__u16 reserved;
 	__u32 bucket_mask; /* buckets for each shard slot, less one: a power of two less one */
 	__u32 session_mask; /* sessions, less one: a power of two less one */
-	__s64 time_offset_ms; /* from CLOCK_MONOTONIC to the packets' time */
 	/* The kernel's tick as a clock, see bpf/lib/clock.h: at this tick CLOCK_MONOTONIC was so many milliseconds. */
 	__u64 tick_origin;
 	__u64 tick_origin_ms;

@@ -1,6 +1,6 @@
 // Generated from bpf/include/underpass/abi.h by underpass-abi-generate. Do not edit: run `./dev fix`.
 
-pub const UP_ABI_VERSION: u32 = 1;
+pub const UP_ABI_VERSION: u32 = 2;
 pub const UP_SHARD_SLOTS: u32 = 8;
 pub const UP_WAYS: u32 = 4;
 pub const UP_BUCKET_KEY_WORDS: u32 = 64;
@@ -293,7 +293,6 @@ pub struct up_settings {
     pub reserved: __u16,
     pub bucket_mask: __u32,
     pub session_mask: __u32,
-    pub time_offset_ms: __s64,
     pub tick_origin: __u64,
     pub tick_origin_ms: __u64,
     pub tick_length: __u64,
@@ -302,7 +301,7 @@ pub struct up_settings {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of up_settings"][::core::mem::size_of::<up_settings>() - 328usize];
+    ["Size of up_settings"][::core::mem::size_of::<up_settings>() - 320usize];
     ["Alignment of up_settings"][::core::mem::align_of::<up_settings>() - 8usize];
     [
         "Offset of field: up_settings::abi_version",
@@ -326,23 +325,20 @@ const _: () = {
         "Offset of field: up_settings::session_mask",
     ][::core::mem::offset_of!(up_settings, session_mask) - 20usize];
     [
-        "Offset of field: up_settings::time_offset_ms",
-    ][::core::mem::offset_of!(up_settings, time_offset_ms) - 24usize];
-    [
         "Offset of field: up_settings::tick_origin",
-    ][::core::mem::offset_of!(up_settings, tick_origin) - 32usize];
+    ][::core::mem::offset_of!(up_settings, tick_origin) - 24usize];
     [
         "Offset of field: up_settings::tick_origin_ms",
-    ][::core::mem::offset_of!(up_settings, tick_origin_ms) - 40usize];
+    ][::core::mem::offset_of!(up_settings, tick_origin_ms) - 32usize];
     [
         "Offset of field: up_settings::tick_length",
-    ][::core::mem::offset_of!(up_settings, tick_length) - 48usize];
+    ][::core::mem::offset_of!(up_settings, tick_length) - 40usize];
     [
         "Offset of field: up_settings::fingerprint_key",
-    ][::core::mem::offset_of!(up_settings, fingerprint_key) - 56usize];
+    ][::core::mem::offset_of!(up_settings, fingerprint_key) - 48usize];
     [
         "Offset of field: up_settings::bucket_key",
-    ][::core::mem::offset_of!(up_settings, bucket_key) - 72usize];
+    ][::core::mem::offset_of!(up_settings, bucket_key) - 64usize];
 };
 impl Default for up_settings {
     fn default() -> Self {

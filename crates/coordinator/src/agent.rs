@@ -284,6 +284,8 @@ struct Loop {
     sessions: Sessions,
     /// Generations below this are reserved in the records.
     reserved: u32,
+    /// From CLOCK_MONOTONIC to the packets' time.
+    time_offset_ms: i64,
     shards: Vec<Served>,
     next_hops: Option<NextHops>,
     server: Option<Server>,
@@ -318,7 +320,6 @@ impl Loop {
             sessions: config.sessions,
             bucket_key: std::array::from_fn(|i| (bucket_key[i / 2] >> (32 * (i % 2))) as u32),
             fingerprint_key: random()?,
-            time_offset_ms: time_offset_ms(reached_ms),
         };
         let mut datapath = datapath(&config, settings)?;
         let server = config.control.as_deref().map(Server::bind).transpose()?;
@@ -327,6 +328,7 @@ impl Loop {
         for left in &adopted {
             check_adopted(&config, &*authority, left)?;
         }
+        let time_offset_ms = adopted.first().map_or_else(|| time_offset_ms(reached_ms), |left| left.time_offset_ms);
         let is_adopted = |id: u32| adopted.iter().find(|left| left.shard == id);
 
         let counter = config.shards.iter().filter(|shard| is_adopted(shard.id).is_some());
@@ -378,6 +380,7 @@ impl Loop {
             authority,
             sessions,
             reserved,
+            time_offset_ms,
             shards,
             next_hops,
             server,
@@ -486,6 +489,7 @@ impl Loop {
     fn configure(&mut self, at: usize) -> Result<()> {
         let served = &self.shards[at];
         let mut config = served.members.config(served.floor, LEASE_FOR_EVER, &served.next_hops);
+        config.time_offset_ms = self.time_offset_ms;
         if self.draining.is_some() {
             config.refuse_writes = Reason::Lease.to_wire();
         }
@@ -619,7 +623,7 @@ impl Loop {
     }
 
     fn packet_time(&self, now_ms: u64) -> u64 {
-        now_ms.saturating_add_signed(self.datapath.time_offset_ms())
+        now_ms.saturating_add_signed(self.time_offset_ms)
     }
 
     // Sessions.

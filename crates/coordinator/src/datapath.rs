@@ -33,9 +33,6 @@ pub trait DataPath {
     /// Sessions that its table holds.
     fn session_count(&self) -> u32;
 
-    /// From CLOCK_MONOTONIC to the packets' time, in milliseconds.
-    fn time_offset_ms(&self) -> i64;
-
     /// The device whose frames need a next hop in [`up_config::members`]; `None` if the kernel finds its own way.
     fn device(&self) -> Option<u32> {
         None

@@ -63,7 +63,6 @@ pub struct SocketPath {
     control: Option<ControlPort>,
     listen: Endpoint,
     session_count: u32,
-    time_offset_ms: i64,
 }
 
 impl SocketPath {
@@ -90,7 +89,6 @@ impl SocketPath {
         let (sender, control) = ControlPort::shared(sockets[0].try_clone().context("cloning a socket")?)?;
         let mut path = Self {
             session_count: settings.sessions,
-            time_offset_ms: settings.time_offset_ms,
             shared: Arc::new(Shared {
                 coordinator: Mutex::new(Coordinator::new(settings)),
                 stop: AtomicBool::new(false),
@@ -319,10 +317,6 @@ impl DataPath for SocketPath {
 
     fn session_count(&self) -> u32 {
         self.session_count
-    }
-
-    fn time_offset_ms(&self) -> i64 {
-        self.time_offset_ms
     }
 
     fn configure(&mut self, config: &up_config) -> Result<()> {

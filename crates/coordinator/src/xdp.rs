@@ -80,7 +80,6 @@ impl XdpDataPath {
             },
             addr: u32::from(options.listen.addr).to_be(),
             port: options.listen.port.to_be(),
-            time_offset_ms: options.settings.time_offset_ms,
             fingerprint_key: options.settings.fingerprint_key,
             bucket_key: options.settings.bucket_key,
             ..up_settings::default()
@@ -124,10 +123,6 @@ impl DataPath for XdpDataPath {
 
     fn session_count(&self) -> u32 {
         self.kernel.sizes().sessions
-    }
-
-    fn time_offset_ms(&self) -> i64 {
-        self.kernel.settings().time_offset_ms
     }
 
     fn device(&self) -> Option<u32> {

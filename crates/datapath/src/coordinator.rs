@@ -169,8 +169,7 @@ unsafe impl Sync for CoordinatorKernel {}
 impl CoordinatorKernel {
     /// Loads the programs with fresh tables, or, if `pins` holds the tables of a coordinator with the same settings, with
     /// those, if its attachment is still on `ifindex`; what is left of one whose device is gone is removed.
-    /// `settings.abi_version`, masks and clock are filled in here; when tables are taken over so are their secrets
-    /// and time offset.
+    /// `settings.abi_version`, masks and clock are filled in here; when tables are taken over so are their secrets.
     pub fn load(mut settings: up_settings, sizes: TableSizes, pins: Option<(PathBuf, u32)>) -> Result<Self, LoadError> {
         assert!(sizes.buckets.is_power_of_two() && sizes.sessions.is_power_of_two() && sizes.sessions <= 1 << 16);
         let ticks = clock::ticks()?;
@@ -192,7 +191,6 @@ impl CoordinatorKernel {
             same_tables(kept, &settings, path)?;
             settings.fingerprint_key = kept.fingerprint_key;
             settings.bucket_key = kept.bucket_key;
-            settings.time_offset_ms = kept.time_offset_ms;
             // Packets' time goes on where it is: read anew, the origin might differ by a tick.
             settings.tick_origin = kept.tick_origin;
             settings.tick_origin_ms = kept.tick_origin_ms;
@@ -310,7 +308,7 @@ impl CoordinatorKernel {
         // SAFETY: the agent is the only writer; the old half is read while the kernel may read it too.
         let before = unsafe { (&raw const (*shard).config[was as usize]).read_volatile() };
         let mut config = *config;
-        config.floor = match before.epoch == config.epoch && before.shard == config.shard {
+        config.floor = match before.epoch != 0 && before.shard == config.shard {
             true => before.floor,
             false => clock.load(Ordering::SeqCst),
         };

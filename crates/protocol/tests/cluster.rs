@@ -18,6 +18,7 @@ use underpass_check::{
     linearizability::{Checker, Options, Verdict},
 };
 use underpass_protocol::{
+    agent::Tables as _,
     client::{self, Client, Event, NEVER, Outcome, Output, Request, SECOND_NS},
     control::{self, Closed, Configuration, Heartbeat, Opened},
     coordinator::{Action, CloseOutcome, Coordinator},
@@ -257,7 +258,7 @@ impl World {
 
     fn heartbeat(&mut self) {
         self.heartbeat_at = self.now + HEARTBEAT_NS;
-        let (scan, time) = (self.coordinator.scan(SHARD), self.now_ms());
+        let (scan, time) = (self.coordinator.scan(SHARD, usize::MAX).unwrap(), self.now_ms());
         let header = Header { shard: SHARD, epoch: EPOCH, ..Header::new(Op::Heartbeat) };
         for index in 0..MEMBERS {
             let bytes = control::emit(header, &Heartbeat { stable: scan.stable, time });

@@ -43,6 +43,7 @@ pub fn config(shard: u32, epoch: u32, members: u8) -> up_config {
         shard,
         epoch,
         lease_until_ms: u64::MAX,
+        time_offset_ms: 1_700_000_000_000,
         must_ack: ((1u16 << members) - 1) as u8,
         serving: ((1u16 << members) - 1) as u8,
         must_ack_count: members,
@@ -72,11 +73,9 @@ impl Twins {
         let mut bucket_key = [0; 64];
         rng.fill(&mut bucket_key[..]);
         let fingerprint_key = rng.random();
-        let time_offset_ms = 1_700_000_000_000;
         let settings = up_settings {
             addr: u32::from(COORDINATOR.addr).to_be(),
             port: COORDINATOR.port.to_be(),
-            time_offset_ms,
             fingerprint_key,
             bucket_key,
             ..up_settings::default()
@@ -87,7 +86,6 @@ impl Twins {
             sessions: sizes.sessions,
             bucket_key,
             fingerprint_key,
-            time_offset_ms,
         });
         Self { kernel, pure, sizes }
     }

@@ -28,17 +28,20 @@ pub trait Tables {
     /// Sessions that the table holds.
     fn session_count(&self) -> u32;
 
-    /// Makes `config` the active configuration of its shard; `floor` is filled in. A higher epoch raises the clock, which
-    /// then is the floor. Next hops in it are the data path's own business. When it returns, no CPU acts under the one before.
+    /// Makes `config` the active configuration of its shard. A higher epoch raises the clock. `floor` is filled in: the clock
+    /// then if the shard was not served, else the one before. Next hops in it are the data path's own business. When it
+    /// returns, no CPU acts under the one before.
     fn configure(&mut self, config: &up_config) -> Result<(), TablesError>;
 
-    /// Stops serving a shard and empties its tables: configuration, dirty set, sessions. Nothing happens if it is not served.
+    /// Stops serving a shard and empties its tables: configuration, dirty set, sessions, also those loaded before it ever
+    /// served. The clock stays.
     fn clear(&mut self, shard: u32) -> Result<(), TablesError>;
 
     /// The active configuration of a shard, if it has one.
     fn config(&self, shard: u32) -> Option<up_config>;
 
-    /// Sets the end of the lease in the active configuration of a shard. Cheap: called for every heartbeat answered.
+    /// Puts the end of the lease in the active configuration of a shard off to `until_ms`, never nearer. Cheap: called for
+    /// every heartbeat answered.
     fn extend_lease(&mut self, shard: u32, until_ms: u64) -> Result<(), TablesError>;
 
     /// Looks for unresolved writes of a shard among the records of the first `sessions` indices.
@@ -50,7 +53,8 @@ pub trait Tables {
     /// The record of one index.
     fn record(&mut self, index: u16) -> Result<up_session, TablesError>;
 
-    /// Puts a whole record into an index that nobody's session has: false if one has.
+    /// Puts a whole record, whose write is resolved, into an index that nobody's session has: false if one has, or if it is
+    /// beyond the table.
     fn load(&mut self, index: u16, record: &up_session) -> Result<bool, TablesError>;
 
     /// Takes a session away unless its write is unresolved; with `used_before_ms` only if not used at or after it.
@@ -60,10 +64,11 @@ pub trait Tables {
         used_before_ms: Option<u64>,
     ) -> Result<crate::coordinator::CloseOutcome, TablesError>;
 
-    /// Clears a member's acknowledgement in every record of a shard. The member is in no CPU's `must_ack`.
+    /// Clears a member's acknowledgement in every record of a shard. The index is in no CPU's `must_ack`.
     fn forget_acks(&mut self, shard: u32, index: u8) -> Result<(), TablesError>;
 
-    /// Ends a pending write as W_REPLY steps 1 to 3 do, but tells no client. False if it is not pending with this seq.
+    /// Ends a pending write as W_REPLY steps 1 to 3 do, but tells no client. False if it is not pending with this seq. An
+    /// aborted one's record gets status ABORTED.
     fn settle(
         &mut self,
         session: SessionId,

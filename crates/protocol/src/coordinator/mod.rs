@@ -8,11 +8,13 @@
 //! in every way that the locks allow.
 
 pub mod hash;
+mod tables;
 
 use underpass_abi::abi::{
     self, UP_BUCKET_DIRTY, UP_BUCKET_LAST_SHIFT, UP_SHARD_SLOTS, up_bucket, up_config, up_session, up_shard, up_way,
 };
 
+use crate::agent::Settlement;
 use crate::wire::{
     DATAGRAM_MAX, Endpoint, HEADER_LEN, Header, KEY_MAX, Kind, Op, Operand, Packet, Reason, SessionId, Status,
 };
@@ -31,8 +33,6 @@ pub struct Settings {
     pub bucket_key: [u32; 64],
     /// Key of the fingerprint.
     pub fingerprint_key: [u64; 2],
-    /// From the monotonic clock to the packets' time, in milliseconds.
-    pub time_offset_ms: i64,
 }
 
 /// What becomes of a datagram. The payload behind the header stays as it is but where said.
@@ -93,6 +93,8 @@ pub enum Step {
     /// A read that found its key clean takes its bound next.
     #[cfg(feature = "published")]
     LateBound(Ordering),
+    /// What [`Coordinator::begin_settle`] began is done; nothing is sent.
+    Settled,
 }
 
 /// A write being ordered.
@@ -105,12 +107,17 @@ pub struct Ordering {
     time: u64,
 }
 
-/// A reply that decides a commit.
+/// What decides the end of a write: a reply that completes its acknowledgements, or a settlement.
 #[derive(Clone, Copy, Debug)]
 pub struct Deciding {
-    header: Header,
     fingerprint: [u64; 2],
     bucket: u32,
+    session: SessionId,
+    seq: u64,
+    /// The record's state in the end.
+    state: u32,
+    /// The reply, which goes on to the client; none of a settlement.
+    reply: Option<Header>,
 }
 
 /// What published protocols do instead of a rule of this one, one switch each; for tests that show what it costs.
@@ -139,6 +146,18 @@ pub struct Published {
     pub look_first: bool,
     /// Hole 12: the record says committed before the dirty set does.
     pub finish_first: bool,
+    /// Hole 15: a member's bits stay in the records when its index is given away.
+    pub keep_bits: bool,
+    /// Hole 10: packets are handled after the lease's end.
+    pub no_lease_check: bool,
+    /// Hole 15: a W_REPLY of any epoch counts.
+    pub any_epoch_ack: bool,
+    /// Hole 14: a W_REPLY with status ABORTED counts.
+    pub count_aborted_ack: bool,
+    /// A draft of ours: an aborted write's key stays dirty.
+    pub abort_keeps_way: bool,
+    /// Hole 9: a new epoch does not raise the clock.
+    pub keep_clock: bool,
 }
 
 /// How a session is closed, or why not.
@@ -201,22 +220,25 @@ impl Coordinator {
         }
     }
 
-    /// Makes `config` the active configuration of its shard. A higher epoch raises the clock, and the clock then is the
-    /// floor; under the same epoch clock and floor stay. What `config.floor` says is not looked at.
+    /// Makes `config` the active configuration of its shard. A higher epoch raises the clock. When the shard was not served
+    /// before, the clock then is the floor; while it is, the floor stays, for the tables know what was ordered since.
+    /// What `config.floor` says is not looked at.
     pub fn configure(&mut self, config: &up_config) {
-        let floor = match self.config(config.shard) {
-            Some(before) if before.epoch == config.epoch => before.floor,
-            _ => self.clock_for(config.shard, config.epoch),
-        };
+        let clock = self.clock_for(config.shard, config.epoch);
+        let floor = self.config(config.shard).map_or(clock, |before| before.floor);
         let shard = &mut self.shards[slot(config.shard)];
-        shard.clock = shard.clock.max(floor);
+        shard.clock = clock;
         let inactive = 1 - shard.active as usize;
         shard.config[inactive] = up_config { floor, ..*config };
         shard.active = inactive as u32;
     }
 
-    /// What the clock of a shard will be once it is configured under `epoch`: the floor.
+    /// What the clock of a shard will be once it is configured under `epoch`.
     pub fn clock_for(&self, shard: u32, epoch: u32) -> u64 {
+        #[cfg(feature = "published")]
+        if self.published.keep_clock {
+            return self.shards[slot(shard)].clock;
+        }
         self.shards[slot(shard)].clock.max(u64::from(epoch) << underpass_abi::wire::UP_EPOCH_SHIFT)
     }
 
@@ -271,13 +293,6 @@ impl Coordinator {
         outcome
     }
 
-    /// Looks for unresolved writes of a shard.
-    pub fn scan(&self, shard: u32) -> Scan {
-        // The clock first: a write that starts after its record was passed by gets a higher seq than this.
-        let clock = self.shards[slot(shard)].clock;
-        scan(clock, shard, &self.sessions)
-    }
-
     /// Sessions of the table, for the agent's ageing and for comparison.
     pub fn sessions(&self) -> &[up_session] {
         &self.sessions
@@ -320,6 +335,34 @@ impl Coordinator {
         }
     }
 
+    /// The first critical section of a settlement; `None` if the write is not pending with this seq. The rest follow by
+    /// [`Coordinator::resume`], as those of a W_REPLY that decides.
+    pub fn begin_settle(&mut self, session: SessionId, request: u64, seq: u64, settlement: Settlement) -> Option<Step> {
+        let record = self.sessions.get_mut(usize::from(session.index())).filter(|record| {
+            session.0 != 0
+                && record.session == session.0
+                && u32::from(record.state) == abi::UP_STATE_PENDING
+                && record.request == request
+                && record.seq == seq
+        })?;
+        record.state = abi::UP_STATE_COMMITTING as u8;
+        let state = match settlement {
+            Settlement::Committed { status, result } => {
+                record.status = status;
+                if record.kind == Kind::Incr.to_wire() {
+                    record.result = result;
+                }
+                abi::UP_STATE_COMMITTED
+            }
+            Settlement::Aborted => {
+                record.status = Status::Aborted.to_wire();
+                abi::UP_STATE_ABORTED
+            }
+        };
+        let (fingerprint, bucket) = (record.fingerprint, record.bucket);
+        Some(Step::Clear(Deciding { fingerprint, bucket, session, seq, state, reply: None }))
+    }
+
     /// The first critical section of a packet.
     pub fn begin(&mut self, now_ms: u64, from: Endpoint, packet: &Packet<'_>) -> Step {
         let header = packet.header;
@@ -341,15 +384,15 @@ impl Coordinator {
     /// The next critical section of a packet.
     pub fn resume(&mut self, step: Step) -> Step {
         match step {
-            Step::Done(_) => step,
+            Step::Done(_) | Step::Settled => step,
             Step::Order(write) => self.order(write),
             Step::Refuse(write, reason) => {
                 self.sessions[usize::from(write.header.session.index())].state = abi::UP_STATE_IDLE as u8;
                 Step::Done(self.reject(write.header, reason))
             }
-            Step::Record(write) => self.record(write),
-            Step::Clear(reply) => self.clear(reply),
-            Step::Finish(reply) => self.finish(reply),
+            Step::Record(write) => self.record_write(write),
+            Step::Clear(deciding) => self.resolve_key(deciding),
+            Step::Finish(deciding) => self.finish(deciding),
             #[cfg(feature = "published")]
             Step::LateLook(read) => self.late_look(read),
             #[cfg(feature = "published")]
@@ -387,7 +430,11 @@ impl Coordinator {
                 return Err(Reason::ValueLength);
             }
         }
-        if now_ms >= config.lease_until_ms {
+        #[cfg(feature = "published")]
+        let lease_matters = !self.published.no_lease_check;
+        #[cfg(not(feature = "published"))]
+        let lease_matters = true;
+        if lease_matters && now_ms >= config.lease_until_ms {
             return Err(Reason::Lease);
         }
         if (if header.op == Op::Read { config.serving_count } else { config.must_ack_count }) == 0 {
@@ -419,14 +466,14 @@ impl Coordinator {
             }
         };
         #[cfg(feature = "published")]
-        let bound = match self.published_bound(now_ms, packet, bucket, bound) {
+        let bound = match self.published_bound(now_ms, config, packet, bucket, bound) {
             Ok(bound) => bound,
             Err(step) => return step,
         };
         // READ step 2.
         let mut header = packet.header;
         header.seq = bound;
-        header.time = self.time(now_ms);
+        header.time = packet_time(config, now_ms);
         Step::Done(self.route(config, header))
     }
 
@@ -489,7 +536,7 @@ impl Coordinator {
         record.state = abi::UP_STATE_STARTING as u8;
         record.request = header.request;
         record.seq = clock;
-        let time = self.time(now_ms);
+        let time = packet_time(config, now_ms);
         let bucket = self.bucket(packet);
         let fingerprint = hash::fingerprint(packet.key, self.settings.fingerprint_key);
         Step::Order(Ordering { header, fingerprint, bucket, seq: 0, time })
@@ -530,7 +577,7 @@ impl Coordinator {
     }
 
     /// WRITE steps 3 and 4. A record that is starting is never reused or closed, so nothing needs checking again.
-    fn record(&mut self, write: Ordering) -> Step {
+    fn record_write(&mut self, write: Ordering) -> Step {
         let mut header = write.header;
         header.seq = write.seq;
         header.time = write.time;
@@ -569,14 +616,22 @@ impl Coordinator {
         let Some(config) = self.config(header.shard).copied() else {
             return Step::Done(self.drop(abi::UP_COUNT_DROP_ACK_EPOCH));
         };
-        if header.epoch != config.epoch {
+        #[cfg(feature = "published")]
+        let any_epoch = self.published.any_epoch_ack;
+        #[cfg(not(feature = "published"))]
+        let any_epoch = false;
+        if header.epoch != config.epoch && !any_epoch {
             return Step::Done(self.drop(abi::UP_COUNT_DROP_ACK_EPOCH));
         }
         let is_member = header.cnt < 8 && config.must_ack & (1 << header.cnt) != 0;
         if !is_member || member(&config, header.cnt) != from {
             return Step::Done(self.drop(abi::UP_COUNT_DROP_ACK_MEMBER));
         }
-        if header.status == Status::Aborted.to_wire() {
+        #[cfg(feature = "published")]
+        let count_aborted = self.published.count_aborted_ack;
+        #[cfg(not(feature = "published"))]
+        let count_aborted = false;
+        if header.status == Status::Aborted.to_wire() && !count_aborted {
             return Step::Done(self.drop(abi::UP_COUNT_DROP_ACK_ABORTED));
         }
         #[cfg(feature = "published")]
@@ -613,21 +668,31 @@ impl Coordinator {
         {
             record.result = u64::from_be_bytes(*number);
         }
-        let reply = Deciding { header, fingerprint: record.fingerprint, bucket: record.bucket };
+        let deciding = Deciding {
+            fingerprint: record.fingerprint,
+            bucket: record.bucket,
+            session: header.session,
+            seq: header.seq,
+            state: abi::UP_STATE_COMMITTED,
+            reply: Some(header),
+        };
         #[cfg(feature = "published")]
         if published.finish_first {
             record.state = abi::UP_STATE_COMMITTED as u8;
         }
-        Step::Clear(reply)
+        Step::Clear(deciding)
     }
 
     /// W_REPLY step 2.
-    fn clear(&mut self, reply: Deciding) -> Step {
-        let seq = reply.header.seq;
-        let bucket = &mut self.buckets[reply.bucket as usize];
-        let way = bucket.ways.iter_mut().find(|way| way.last != 0 && way.fingerprint == reply.fingerprint);
+    fn resolve_key(&mut self, deciding: Deciding) -> Step {
+        #[cfg(feature = "published")]
+        if self.published.abort_keeps_way && deciding.state == abi::UP_STATE_ABORTED {
+            return Step::Finish(deciding);
+        }
+        let bucket = &mut self.buckets[deciding.bucket as usize];
+        let way = bucket.ways.iter_mut().find(|way| way.last != 0 && way.fingerprint == deciding.fingerprint);
         if let Some(way) = way {
-            way.committed = way.committed.max(seq);
+            way.committed = way.committed.max(deciding.seq);
             #[cfg(feature = "published")]
             let clear_early = self.published.clear_early;
             #[cfg(not(feature = "published"))]
@@ -635,18 +700,18 @@ impl Coordinator {
             if way.committed >= way.last || clear_early {
                 *way = up_way::default();
                 if bucket.ways.iter().all(|way| way.last == 0) {
-                    self.words[reply.bucket as usize] &= !u64::from(UP_BUCKET_DIRTY);
+                    self.words[deciding.bucket as usize] &= !u64::from(UP_BUCKET_DIRTY);
                 }
             }
         }
-        Step::Finish(reply)
+        Step::Finish(deciding)
     }
 
     /// W_REPLY step 3.
-    fn finish(&mut self, reply: Deciding) -> Step {
-        let record = &mut self.sessions[usize::from(reply.header.session.index())];
-        record.state = abi::UP_STATE_COMMITTED as u8;
-        let mut header = reply.header;
+    fn finish(&mut self, deciding: Deciding) -> Step {
+        let record = &mut self.sessions[usize::from(deciding.session.index())];
+        record.state = deciding.state as u8;
+        let Some(mut header) = deciding.reply else { return Step::Settled };
         // What the client is told comes from the record: the replica's packet is trusted for status and result alone.
         header.reply_addr = record.reply_addr;
         header.reply_port = u16::from_be(record.reply_port);
@@ -659,10 +724,6 @@ impl Coordinator {
     fn bucket(&self, packet: &Packet<'_>) -> u32 {
         let within = hash::bucket_hash(packet.key, &self.settings.bucket_key) & (self.settings.buckets - 1);
         slot(packet.header.shard) as u32 * self.settings.buckets + within
-    }
-
-    fn time(&self, now_ms: u64) -> u64 {
-        now_ms.wrapping_add_signed(self.settings.time_offset_ms)
     }
 
     fn count(&mut self, counter: Count) {
@@ -686,12 +747,19 @@ impl Coordinator {
 #[cfg(feature = "published")]
 impl Coordinator {
     /// The bound of a read under the published behaviours; `Err` when something is looked at later.
-    fn published_bound(&self, now_ms: u64, packet: &Packet<'_>, bucket: u32, bound: u64) -> Result<u64, Step> {
+    fn published_bound(
+        &self,
+        now_ms: u64,
+        config: &up_config,
+        packet: &Packet<'_>,
+        bucket: u32,
+        bound: u64,
+    ) -> Result<u64, Step> {
         let fingerprint = hash::fingerprint(packet.key, self.settings.fingerprint_key);
         let ways = &self.buckets[bucket as usize].ways;
         let dirty = ways.iter().any(|way| way.last != 0 && way.fingerprint == fingerprint);
         let mut header = packet.header;
-        header.time = self.time(now_ms);
+        header.time = packet_time(config, now_ms);
         // Hole 11: the bound is the shard's clock, and it and the dirty set are looked at one after the other.
         header.seq = self.shards[slot(header.shard)].clock;
         let read = Ordering { header, fingerprint, bucket, seq: header.seq, time: header.time };
@@ -735,6 +803,10 @@ pub fn slot(shard: u32) -> usize {
 pub fn member(config: &up_config, index: u8) -> Endpoint {
     let member = &config.members[usize::from(index)];
     Endpoint { addr: u32::from_be(member.addr).into(), port: u16::from_be(member.port) }
+}
+
+fn packet_time(config: &up_config, now_ms: u64) -> u64 {
+    now_ms.wrapping_add_signed(config.time_offset_ms)
 }
 
 /// Whether a record in this state may neither be reused nor closed.

@@ -43,13 +43,8 @@ pub fn token(client: u16) -> u64 {
 
 /// A coordinator of `members` replicas with a session for each of [`SESSIONS`] clients. Every key is in one bucket.
 pub fn coordinator(members: u8) -> Coordinator {
-    let mut coordinator = Coordinator::new(Settings {
-        buckets: 1,
-        sessions: SESSIONS,
-        bucket_key: [1; 64],
-        fingerprint_key: [2, 3],
-        time_offset_ms: 0,
-    });
+    let mut coordinator =
+        Coordinator::new(Settings { buckets: 1, sessions: SESSIONS, bucket_key: [1; 64], fingerprint_key: [2, 3] });
     let all = ((1u16 << members) - 1) as u8;
     let mut config = up_config {
         shard: SHARD,

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use underpass_abi::abi;
 use underpass_check::invariants::Applied;
 use underpass_protocol::{
+    agent::Tables as _,
     control::{self, Heartbeat},
     coordinator::{Action, Coordinator, Published, Step},
     replica::{self, Count, Replica},
@@ -475,7 +476,7 @@ impl World {
     }
 
     fn heartbeat(&mut self) -> Result<Vec<String>, Fail> {
-        let scan = self.coordinator.scan(SHARD);
+        let scan = self.coordinator.scan(SHARD, usize::MAX).unwrap();
         let header = Header { shard: SHARD, epoch: EPOCH, ..Header::new(Op::Heartbeat) };
         let bytes = control::emit(header, &Heartbeat { stable: scan.stable, time: NOW_MS });
         for replica in self.replicas.iter().flatten() {
