@@ -25,6 +25,9 @@ pub struct Wanted {
     pub addr: Ipv4Addr,
     /// Port.
     pub port: u16,
+    /// The replica that is to be removed once this one is active.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaces: Option<u32>,
 }
 
 impl Wanted {
