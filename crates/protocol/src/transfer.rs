@@ -123,8 +123,8 @@ impl Collected {
 }
 
 impl Held {
-    /// Bytes on a page.
-    pub fn len(&self) -> usize {
+    /// Bytes that it takes on a page.
+    pub fn page_len(&self) -> usize {
         match self {
             Self::Version { key, .. } => 1 + 8 + 8 + 8 + 1 + key.len(),
             Self::Aborted(_) => 1 + RECORD_LEN,
@@ -398,7 +398,7 @@ mod tests {
         ];
         let collected = Collected { incarnation: 1, stable: 2, time: 3, next: 4, held };
         assert_eq!(Collected::parse(&collected.emit()), Some(collected.clone()));
-        assert_eq!(collected.emit().len(), 32 + collected.held.iter().map(Held::len).sum::<usize>());
+        assert_eq!(collected.emit().len(), 32 + collected.held.iter().map(Held::page_len).sum::<usize>());
         for fetch in [Fetch::Key, Fetch::Page(u64::MAX), Fetch::Sessions(65535)] {
             assert_eq!(Fetch::parse(&fetch.emit()), Some(fetch));
         }

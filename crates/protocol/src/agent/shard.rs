@@ -1541,7 +1541,7 @@ impl Shard {
         let believed = false;
         let sources = before.members.iter().filter(|member| member.active || believed);
         let mut members: Vec<MemberInfo> =
-            sources.cloned().map(|member| MemberInfo { active: true, ..member }).collect();
+            sources.map(|member| MemberInfo { active: true, ..member.clone() }).collect();
         members.sort_by_key(|member| member.index);
         let epoch = before.epoch + 1;
         let generations = (cx.sessions.counter() + GENERATION_BLOCK).min(COUNTER_MAX);

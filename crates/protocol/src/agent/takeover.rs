@@ -39,6 +39,9 @@ pub(super) enum Stage {
     Waiting,
 }
 
+/// By member and key: the member that has what the first lacks.
+type Pulls = BTreeMap<(u8, Vec<u8>), u8>;
+
 /// What one member says that it holds.
 #[derive(Debug, Default)]
 struct Collecting {
@@ -165,7 +168,7 @@ impl TakeOver {
     }
 
     /// What the members of this round lack: keys to pull, by member, from whom; and records to abort.
-    fn compare(&self) -> (BTreeMap<(u8, Vec<u8>), u8>, Vec<(u8, SessionRecord)>) {
+    fn compare(&self) -> (Pulls, Vec<(u8, SessionRecord)>) {
         let mut holders: BTreeMap<u64, (u8, &[u8])> = BTreeMap::new();
         let mut processed = BTreeSet::new();
         let mut aborted: BTreeMap<(SessionId, u64), SessionRecord> = BTreeMap::new();
