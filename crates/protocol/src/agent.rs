@@ -5,7 +5,10 @@
 //! compare-and-swaps and answers to the operator are values, and time is passed in, in milliseconds of one monotonic
 //! clock.
 
+mod change;
+mod command;
 mod member;
+mod members;
 mod record;
 mod repair;
 mod sessions;

@@ -3,11 +3,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use underpass_abi::abi::{UP_STATE_ABORTED, UP_STATE_COMMITTED, up_session};
+use underpass_abi::{
+    abi::{UP_STATE_ABORTED, UP_STATE_COMMITTED, up_session},
+    wire::UP_EPOCH_SHIFT,
+};
 
 use super::{
     Level, Record, TablesError,
-    shard::{Context, Part, Shard},
+    repair::Repairs,
+    sessions::COUNTER_MAX,
+    shard::{Context, GENERATION_BLOCK, Part, Serving, Shard},
 };
 use crate::{
     control::{Answer, Fate, MemberInfo, Pull},
@@ -488,6 +493,83 @@ impl Shard {
             Stage::LeavingOut => "leaving out",
             Stage::Waiting => "waiting for leases",
         })
+    }
+}
+
+impl Shard {
+    /// Makes the tables serve what was rebuilt: the end of a take-over.
+    pub(super) fn serve(&mut self, cx: &mut Context<'_>, over: &TakeOver) -> Result<(), TablesError> {
+        let record = self.record().clone();
+        cx.tables.clear(self.id)?;
+        cx.sessions.forget_shard(self.id);
+        let mut kept = 0;
+        for session in over.sessions(self.id, cx.now_ms) {
+            let index = (session.session & 0xffff) as u16;
+            // An index that another shard's session has meanwhile: its client opens another.
+            if usize::from(index) < cx.tables.session_count() as usize
+                && cx.sessions.adopt(index, &session)
+                && cx.tables.load(index, &session)?
+            {
+                kept += 1;
+            }
+        }
+        let seen = self.members.values().map(|member| member.time).max().unwrap_or(0);
+        let least = if seen == 0 { 0 } else { seen + record.lease_ms };
+        let now_ms = cx.now_ms;
+        let time_offset_ms = cx.settings.wall_offset_ms.max(least as i64 - now_ms as i64);
+        let must_ack: BTreeMap<u8, u64> =
+            record.members.iter().map(|member| (member.index, member.incarnation)).collect();
+        let lease_until_ms = self.lease_of(&record, &must_ack, false);
+        let mut serving = Serving {
+            epoch: record.epoch,
+            must_ack,
+            stable: u64::from(record.epoch) << UP_EPOCH_SHIFT,
+            unresolved: 0,
+            lease_until_ms,
+            time_offset_ms,
+            store_full: false,
+            scan_ms: now_ms,
+            repairs: Repairs::default(),
+            written: None,
+            transfer: None,
+        };
+        let config = self.config(&serving, record.epoch, &serving.must_ack, false);
+        cx.tables.configure(&config)?;
+        serving.written = Some(config);
+        self.part = Part::Serving(Box::new(serving));
+        self.trouble.clear();
+        cx.log(Level::Info, format!("shard {}: serves in epoch {}, with {kept} sessions", self.id, record.epoch));
+        self.hurry(now_ms);
+        self.send_heartbeats(cx);
+        self.reconcile(cx)
+    }
+
+    /// Begins a take-over from what `before` says.
+    pub(super) fn claim(&mut self, cx: &mut Context<'_>, before: Record) {
+        #[cfg(feature = "published")]
+        let believed = cx.mutant.believe_learners;
+        #[cfg(not(feature = "published"))]
+        let believed = false;
+        let sources = before.members.iter().filter(|member| member.active || believed);
+        let mut members: Vec<MemberInfo> =
+            sources.map(|member| MemberInfo { active: true, ..member.clone() }).collect();
+        members.sort_by_key(|member| member.index);
+        let epoch = before.epoch + 1;
+        let generations = (cx.sessions.counter() + GENERATION_BLOCK).min(COUNTER_MAX);
+        let me = cx.settings.listen;
+        let next = Record {
+            epoch,
+            tenure: epoch,
+            coordinator: Some((me.addr, me.port)),
+            members,
+            settled: false,
+            generations,
+            ..before.clone()
+        };
+        cx.log(Level::Info, format!("shard {}: takes over in epoch {epoch}", self.id));
+        self.part = Part::TakingOver(Box::new(TakeOver::new(before, epoch)));
+        self.members.clear();
+        self.store(cx, next, Vec::new());
     }
 }
 
