@@ -15,8 +15,12 @@
 //! may be on its way. Proof is a reject that depends on nothing but the packet's own bytes, `aborted`, or the agent's word
 //! on closing the session that it never took the request and now never will.
 //!
+//! A client follows its shard to whichever coordinator serves it ([`locate`]). What is outstanding goes along, in the same
+//! session: which copy of a request comes first makes no difference, also across a change of coordinator.
+//!
 //! Times are nanoseconds of any clock that does not go back.
 
+mod locate;
 mod output;
 mod request;
 mod retry;
@@ -25,14 +29,17 @@ mod tests;
 
 use underpass_abi::abi::{UP_STATE_ABORTED, UP_STATE_COMMITTING, UP_STATE_IDLE, UP_STATE_PENDING, UP_STATE_STARTING};
 
-use self::retry::{Dice, RoundTrip, doubled};
+use self::{
+    locate::{Guide, Route, UNANSWERED_MAX, is_elsewhere},
+    retry::{Dice, RoundTrip, doubled},
+};
 pub use self::{
     output::Output,
     request::{Completion, Doubt, Failure, Invalid, Item, Outcome, Refused, Request, Settings},
 };
 use crate::{
-    control::{self, Close, Closed, OPEN_PADDING, Open, Opened},
-    wire::{HEADER_LEN, Header, Kind, Op, Packet, Reason, SessionId, Status},
+    control::{self, Close, Closed, Located, OPEN_PADDING, Open, Opened},
+    wire::{Endpoint, HEADER_LEN, Header, Kind, Op, Packet, Reason, SessionId, Status},
 };
 
 /// A second, in the unit of this module's times.
@@ -41,7 +48,7 @@ pub const SECOND_NS: u64 = 1_000_000_000;
 pub const NEVER: u64 = u64::MAX;
 
 /// Sessions left behind that a client remembers to close; the agent's ageing closes what is beyond that.
-const RETIRED_MAX: usize = 8;
+const RETIRED_MAX: usize = 32;
 /// How often a client asks, without an answer, for a session left behind to be closed.
 const CLOSE_TRIES_MAX: u32 = 12;
 /// Tries counted when the agent answers that the write is pending: it is worth asking again, at a slow pace,
@@ -49,6 +56,8 @@ const CLOSE_TRIES_MAX: u32 = 12;
 const CLOSE_TRIES_PENDING: u32 = 5;
 const CLOSE_FIRST_NS: u64 = 20_000_000;
 const CLOSE_MAX_NS: u64 = 2 * SECOND_NS;
+/// CLOSEs of a session left behind without an answer at which the coordinator is looked for.
+const CLOSE_TRIES_LOST: u32 = 3;
 /// Challenges answered at once before an agent that keeps challenging is asked more slowly.
 const CHALLENGES_AT_ONCE: u32 = 3;
 
@@ -66,6 +75,11 @@ pub enum Event<'a> {
     },
     /// Another session of the same coordinator is gone, perhaps this one too: open a new one before the next write.
     Suspect,
+    /// Another client of the same shard looks for the coordinator: it will tell, by [`Event::Located`] (true). Or it no longer
+    /// does (false). For a driver of many clients, that would otherwise all ask at once.
+    Spared(bool),
+    /// What another client of the same shard was told, in answer to its own LOCATE.
+    Located(&'a Located),
     /// End every request now, and the session.
     End,
 }
@@ -81,9 +95,16 @@ struct Operation {
     /// 0: no copy was sent in the session of `header`.
     sent_first: u64,
     sent_ever: Option<u64>,
+    /// When the latest copy was sent, and the tenure of whom it was sent to.
+    sent_last: u64,
+    tenure: u32,
     /// In the session of `header`.
     sends: u32,
     sends_total: u32,
+    /// Copies sent since the last answer of any kind.
+    unanswered: u32,
+    /// The latest answer was that somebody else may take it.
+    elsewhere: bool,
     rejects: u32,
     last_reject: Option<Reason>,
     /// When to send again; [`NEVER`] while it waits for a session.
@@ -108,7 +129,7 @@ impl Operation {
         self.header.token = token;
         self.header.request = request;
         self.header.emit(&mut self.packet);
-        self.sends = 0;
+        (self.sends, self.unanswered, self.elsewhere) = (0, 0, false);
     }
 
     /// Takes it out of a session that is gone. For reads, and for writes of which no copy was sent.
@@ -117,21 +138,37 @@ impl Operation {
         self.due = NEVER;
     }
 
-    fn send(&mut self, now: u64, trip: &RoundTrip, settings: &Settings, dice: &mut Dice, out: &mut Output) {
-        out.send(&self.packet);
+    /// Whether it is unlikely that the latest copy will be answered.
+    fn turned_away(&self) -> bool {
+        self.elsewhere || self.unanswered >= UNANSWERED_MAX
+    }
+
+    fn send(
+        &mut self,
+        now: u64,
+        route: Route,
+        trip: &RoundTrip,
+        settings: &Settings,
+        dice: &mut Dice,
+        out: &mut Output,
+    ) {
+        out.send(route.to, &self.packet);
+        (self.sent_last, self.tenure) = (now, route.tenure);
         if self.sends == 0 {
             self.sent_first = now;
         }
         self.sent_ever.get_or_insert(now);
         self.sends += 1;
         self.sends_total += 1;
-        let wait = trip.timeout(settings, self.sends);
+        self.unanswered += 1;
+        let wait = trip.timeout(settings, self.unanswered);
         self.due = now + wait + dice.number() % (wait / 4 + 1);
     }
 
     fn back_off(&mut self, now: u64, reason: Option<Reason>, settings: &Settings, dice: &mut Dice) {
         self.rejects += 1;
         self.last_reject = reason;
+        (self.unanswered, self.elsewhere) = (0, is_elsewhere(reason));
         self.due = now + dice.around(doubled(settings.reject_min_ns, self.rejects - 1, settings.reject_max_ns));
     }
 
@@ -184,9 +221,17 @@ struct Opening {
     due: u64,
     sent: u64,
     tries: u32,
+    /// Copies sent since the last answer of any kind.
+    unanswered: u32,
     challenges: u32,
     /// Kept up until then even if no request waits.
     until: u64,
+}
+
+impl Opening {
+    fn new(now: u64, until: u64) -> Self {
+        Self { nonce: 0, token: 0, due: now, sent: now, tries: 0, unanswered: 0, challenges: 0, until }
+    }
 }
 
 #[derive(Debug)]
@@ -197,6 +242,10 @@ struct Session {
     /// The coordinator has seen a request of this session at or after this time.
     used: u64,
     suspect: bool,
+    /// A write of it was answered: every replica has a record of it.
+    wrote: bool,
+    /// Of the coordinator that gave it.
+    tenure: u32,
 }
 
 /// A session left behind, to be closed once its write is resolved.
@@ -216,6 +265,7 @@ struct Retired {
 #[derive(Debug)]
 pub struct Client {
     settings: Settings,
+    guide: Guide,
     link: Link,
     write: Option<Write>,
     /// A read's request number modulo the length is its place.
@@ -236,14 +286,15 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client without a session.
+    /// A client without a session, of a shard that one of these coordinates, or knows who does. The first is asked first.
     ///
     /// # Panics
-    /// If [`Settings::reads_max`] is 0.
-    pub fn new(settings: Settings) -> Self {
+    /// If [`Settings::reads_max`] is 0, or no coordinator is given.
+    pub fn new(settings: Settings, coordinators: &[Endpoint]) -> Self {
         assert!(settings.reads_max > 0, "a client must be allowed at least one read");
         Self {
             settings,
+            guide: Guide::new(coordinators),
             link: Link::Closed,
             write: None,
             reads: (0..settings.reads_max).map(|_| None).collect(),
@@ -312,7 +363,7 @@ impl Client {
         }
     }
 
-    /// Whether a packet of this session, or an answer to an OPEN with this nonce, is for this client. For a driver that
+    /// Whether a packet of this session, or an answer to an OPEN or LOCATE with this nonce, is for this client. For a driver that
     /// shares a socket among clients.
     pub fn expects(&self, session: SessionId, request: u64) -> bool {
         let opening = match &self.link {
@@ -326,6 +377,7 @@ impl Client {
                 && (self.retired.iter().any(|retired| retired.id == session)
                     || operations().any(|operation| operation.header.session == session)))
             || (self.opened_by != 0 && self.opened_by == request)
+            || (self.locate_nonce() != 0 && self.locate_nonce() == request)
     }
 
     /// Accepts a request to be over by `deadline`, a time of the same clock as `now`; a rejected write may take
@@ -376,8 +428,12 @@ impl Client {
             submitted: now,
             sent_first: 0,
             sent_ever: None,
+            sent_last: 0,
+            tenure: 0,
             sends: 0,
             sends_total: 0,
+            unanswered: 0,
+            elsewhere: false,
             rejects: 0,
             last_reject: None,
             due: NEVER,
@@ -414,10 +470,14 @@ impl Client {
                 }
             }
             Event::Suspect => {
+                let tenure = self.guide.route().tenure;
                 if let Link::Open(session) = &mut self.link {
-                    session.suspect = true;
+                    // After a take-over it tells nothing of one that wrote: that one should have survived.
+                    session.suspect |= !(session.wrote && session.tenure < tenure);
                 }
             }
+            Event::Spared(spared) => self.spare(spared),
+            Event::Located(located) => self.take_word(now, located, dice, out),
             Event::End => self.end(now, dice, out),
         }
     }
@@ -434,13 +494,14 @@ impl Client {
     }
 
     fn start_read(&mut self, slot: usize, now: u64, dice: &mut Dice, out: &mut Output) {
+        let route = self.guide.route();
         let Some(read) = &mut self.reads[slot] else { return };
         match &self.link {
             Link::Open(session) => {
                 // A read moved from a lost session keeps its number: with another session it is another request.
                 let number = read.header.request;
                 read.bind(session.id, session.token, number);
-                read.send(now, &self.read_trip, &self.settings, dice, out);
+                read.send(now, route, &self.read_trip, &self.settings, dice, out);
                 self.due = self.due.min(read.wake());
             }
             Link::Opening(_) => {}
@@ -467,7 +528,7 @@ impl Client {
         let (Link::Open(session), Some(write)) = (&self.link, &mut self.write) else { return };
         write.operation.bind(session.id, session.token, self.next_write);
         self.next_write += 1;
-        write.operation.send(now, &self.write_trip, &self.settings, dice, out);
+        write.operation.send(now, self.guide.route(), &self.write_trip, &self.settings, dice, out);
         self.due = self.due.min(write.operation.wake());
     }
 
@@ -491,7 +552,7 @@ impl Client {
     // Opening and closing sessions.
 
     fn open(&mut self, now: u64, until: u64, dice: &mut Dice, out: &mut Output) {
-        let mut opening = Opening { nonce: 0, token: 0, due: now, sent: now, tries: 0, challenges: 0, until };
+        let mut opening = Opening::new(now, until);
         if self.losses > 1 {
             // Sessions that are lost as soon as they are opened must not be opened in a tight loop.
             let wait = doubled(self.settings.reject_min_ns, self.losses, self.settings.reject_max_ns);
@@ -512,8 +573,9 @@ impl Client {
         header.set_reply_to(self.settings.reply_to);
         header.request = opening.nonce;
         header.token = opening.token;
-        out.send(&control::emit(header, &Open { padding: " ".repeat(OPEN_PADDING) }));
+        out.send(self.coordinator(), &control::emit(header, &Open { padding: " ".repeat(OPEN_PADDING) }));
         opening.tries += 1;
+        opening.unanswered += 1;
         opening.sent = now;
         let wait = doubled(self.settings.resend_first_ns, opening.tries - 1, self.settings.resend_max_ns);
         opening.due = now + wait + dice.number() % (wait / 4 + 1);
@@ -526,7 +588,7 @@ impl Client {
         header.session = id;
         header.token = token;
         header.request = nonce;
-        out.send(&control::emit(header, &Close {}));
+        out.send(self.coordinator(), &control::emit(header, &Close {}));
     }
 
     /// The session is no longer known to the coordinator.
@@ -557,12 +619,13 @@ impl Client {
     fn receive(&mut self, now: u64, packet: &Packet<'_>, dice: &mut Dice, out: &mut Output) {
         let header = &packet.header;
         match header.op {
-            Op::RReply => self.read_reply(now, packet, out),
+            Op::RReply => self.read_reply(now, packet, dice, out),
             Op::RReject => self.read_reject(now, header, dice, out),
             Op::WReply => self.write_reply(now, packet, dice, out),
             Op::WReject => self.write_reject(now, header, out, dice),
             Op::Opened => self.opened(now, packet, dice, out),
             Op::Closed => self.closed(now, packet, dice, out),
+            Op::Located => self.located(now, packet, dice, out),
             Op::ControlReject => self.control_reject(now, header, dice, out),
             // A request, or talk between agent and replica: not for a client.
             _ => {}
@@ -584,7 +647,7 @@ impl Client {
         read.complete(now, time_ms, outcome, out);
     }
 
-    fn read_reply(&mut self, now: u64, packet: &Packet<'_>, out: &mut Output) {
+    fn read_reply(&mut self, now: u64, packet: &Packet<'_>, dice: &mut Dice, out: &mut Output) {
         let header = &packet.header;
         let Some(slot) = self.read_slot(header) else { return };
         let item = match Status::from_wire(header.status) {
@@ -598,6 +661,7 @@ impl Client {
             self.read_trip.measure(now.saturating_sub(sent));
         }
         self.was_used(header.session, sent);
+        self.was_answered(now, sent, header.epoch, dice, out);
         self.answer_read(slot, now, Some(header.time), Outcome::Read(item), out);
     }
 
@@ -613,8 +677,9 @@ impl Client {
     fn read_reject(&mut self, now: u64, header: &Header, dice: &mut Dice, out: &mut Output) {
         let Some(slot) = self.read_slot(header) else { return };
         let reason = Reason::from_wire(header.status);
+        let former = self.guide.is_former(header.epoch);
         match reason {
-            Some(reason @ (Reason::Session | Reason::Token)) => {
+            Some(reason @ (Reason::Session | Reason::Token)) if !former => {
                 self.lose(header.session);
                 let read = self.reads[slot].as_mut().expect("found");
                 read.unbind();
@@ -622,13 +687,19 @@ impl Client {
                 read.last_reject = Some(reason);
                 self.start_read(slot, now, dice, out);
             }
-            Some(
-                reason @ (Reason::Shard | Reason::KeyLength | Reason::ValueLength | Reason::Kind | Reason::Malformed),
-            ) => self.finish_read(slot, now, Outcome::Failed(Failure::Rejected(reason)), out),
+            Some(reason @ (Reason::KeyLength | Reason::ValueLength | Reason::Kind | Reason::Malformed)) => {
+                self.finish_read(slot, now, Outcome::Failed(Failure::Rejected(reason)), out);
+            }
+            Some(Reason::Shard) if self.guide.is_alone() => {
+                self.finish_read(slot, now, Outcome::Failed(Failure::Rejected(Reason::Shard)), out);
+            }
             _ => {
                 let read = self.reads[slot].as_mut().expect("found");
                 read.back_off(now, reason, &self.settings, dice);
                 self.due = self.due.min(read.wake());
+                if is_elsewhere(reason) && !former {
+                    self.look(now, dice, out);
+                }
             }
         }
     }
@@ -670,12 +741,19 @@ impl Client {
             self.write_trip.measure(now.saturating_sub(sent));
         }
         self.was_used(header.session, sent);
+        self.was_answered(now, sent, header.epoch, dice, out);
+        if let Link::Open(session) = &mut self.link
+            && session.id == header.session
+        {
+            session.wrote = true;
+        }
         let outcome = Outcome::Written { status, seq: header.seq, number };
         self.answer_write(now, Some(header.time), outcome, dice, out);
     }
 
     fn write_reject(&mut self, now: u64, header: &Header, out: &mut Output, dice: &mut Dice) {
         let settings = self.settings;
+        let former = self.guide.is_former(header.epoch);
         let Some(write) = self.answered_write(header) else { return };
         let proving = matches!(write.phase, Phase::Proving { .. });
         match Reason::from_wire(header.status) {
@@ -685,8 +763,17 @@ impl Client {
             }
             // What a CLOSE of ours leads to, when it is on its way: no news.
             Some(Reason::Session | Reason::Token) if proving => {}
-            Some(reason @ (Reason::Session | Reason::Token)) => {
-                // Another copy may have been taken while the session lived.
+            Some(reason @ (Reason::Session | Reason::Token)) if !former => {
+                // Another copy may have been taken while the session lived. Nor does it prove anything that this coordinator
+                // took over after the write was sent to another one, tempting as it is: a take-over fences every
+                // member and removes those that it cannot, and its sessions are those of the members' records, so a
+                // write of a session that it did not know *when it took over* was processed by no member that is left, never
+                // will be (no member listens to the former tenure), and was not committed (that takes all members, one
+                // of which was fenced). But the reject says that the session is not known *now*. It may have been known,
+                // with this very write committed, and closed since: by age, which is the coordinator's own setting, with
+                // this reject or the copy that it answers long under way. Or its index was beyond the table of a
+                // coordinator that has fewer sessions; or all members have lost their data and the operator began anew. The
+                // client can exclude none of these, so it does not know.
                 self.lose(header.session);
                 self.finish_write(now, Outcome::Unknown(Doubt::SessionLost(reason)), dice, out);
             }
@@ -694,6 +781,9 @@ impl Client {
                 write.operation.back_off(now, reason, &settings, dice);
                 let wake = if proving { NEVER } else { write.operation.wake() };
                 self.due = self.due.min(wake);
+                if is_elsewhere(reason) && !former {
+                    self.look(now, dice, out);
+                }
             }
         }
     }
@@ -703,24 +793,26 @@ impl Client {
         if header.shard != self.settings.shard {
             return;
         }
-        let opening = match &self.link {
-            Link::Opening(opening) if opening.nonce == header.request => opening,
-            _ => {
-                // A copy of our OPEN was given a session of its own, or one that we no longer wanted.
-                let surplus = header.session.0 != 0 && header.request == self.opened_by;
-                if surplus && !self.holds(header.session) {
-                    self.send_close(header.session, header.token, dice.number(), out);
-                }
-                return;
+        if !matches!(&self.link, Link::Opening(opening) if opening.nonce == header.request) {
+            // A copy of our OPEN was given a session of its own, or one that we no longer wanted.
+            let surplus = header.session.0 != 0 && header.request == self.opened_by;
+            if surplus && !self.holds(header.session) {
+                self.send_close(header.session, header.token, dice.number(), out);
             }
-        };
+            return;
+        }
         let Some(opened) = control::parse::<Opened>(packet) else { return };
+        if let Some(configuration) = &opened.configuration {
+            self.learn_from_opened(now, configuration, dice);
+        }
+        let Link::Opening(opening) = &self.link else { return };
         if header.session.0 != 0 {
             self.begin_session(now, header, &opened, dice, out);
             return;
         }
         let challenges = opening.challenges + 1;
-        let mut opening = Opening { nonce: 0, token: header.token, challenges, tries: 0, ..*opening };
+        let mut opening =
+            Opening { nonce: 0, token: header.token, challenges, tries: 0, unanswered: 0, ..*opening };
         if challenges <= CHALLENGES_AT_ONCE {
             self.send_open(&mut opening, now, dice, out);
         } else {
@@ -738,6 +830,7 @@ impl Client {
 
     fn begin_session(&mut self, now: u64, header: &Header, opened: &Opened, dice: &mut Dice, out: &mut Output) {
         let Link::Opening(opening) = &self.link else { return };
+        let sent = opening.sent;
         self.opened_by = opening.nonce;
         self.open_reject = None;
         self.next_write = 1;
@@ -747,8 +840,12 @@ impl Client {
             idle_ns: opened.idle_ms.saturating_mul(1_000_000),
             used: opening.sent,
             suspect: false,
+            wrote: false,
+            tenure: self.guide.route().tenure,
         });
+        self.was_answered(now, sent, 0, dice, out);
         self.start_waiting(now, dice, out);
+        self.send_again(now, dice, out);
     }
 
     fn control_reject(&mut self, now: u64, header: &Header, dice: &mut Dice, out: &mut Output) {
@@ -758,10 +855,19 @@ impl Client {
             && opening.nonce == header.request
         {
             self.open_reject = reason;
+            opening.unanswered = 0;
             match reason {
-                Some(reason @ (Reason::Shard | Reason::Malformed)) => {
+                Some(reason @ (Reason::Shard | Reason::Malformed))
+                    if reason == Reason::Malformed || self.guide.is_alone() =>
+                {
                     self.link = Link::Closed;
                     self.fail_waiting(now, reason, dice, out);
+                }
+                _ if is_elsewhere(reason) => {
+                    let wait = doubled(settings.reject_min_ns, opening.tries, settings.reject_max_ns);
+                    opening.due = now + dice.around(wait);
+                    self.due = self.due.min(opening.due);
+                    self.look(now, dice, out);
                 }
                 _ => {
                     if reason == Some(Reason::Token) {
@@ -775,11 +881,23 @@ impl Client {
             }
             return;
         }
+        if is_elsewhere(reason) && self.closes(header.request) {
+            self.look(now, dice, out);
+        }
         // The agent does not know a session that we want closed. That proves nothing about a write; a copy of our CLOSE may
         // have been first.
         self.retired.retain(|retired| {
             !(retired.nonce == header.request && matches!(reason, Some(Reason::Session | Reason::Token)))
         });
+    }
+
+    /// Whether this is the number of a CLOSE that waits for an answer.
+    fn closes(&self, request: u64) -> bool {
+        let proving = self.write.as_ref().is_some_and(|write| match write.phase {
+            Phase::Proving { nonce, .. } => nonce == request,
+            Phase::Trying => false,
+        });
+        proving || self.retired.iter().any(|retired| retired.nonce == request)
     }
 
     /// Ends the requests that wait for a session that there will not be.
@@ -835,7 +953,7 @@ impl Client {
             && closed.request == *request
         {
             *tries = CLOSE_TRIES_PENDING.min(*tries);
-            out.send(packet);
+            out.send(self.guide.route().to, packet);
         }
     }
 
@@ -846,11 +964,12 @@ impl Client {
         self.tick_reads(now, dice, out);
         self.tick_link(now, dice, out);
         self.tick_retired(now, dice, out);
+        self.tick_look(now, dice, out);
         self.due = self.next_due();
     }
 
     fn tick_write(&mut self, now: u64, dice: &mut Dice, out: &mut Output) {
-        let settings = self.settings;
+        let (settings, route) = (self.settings, self.guide.route());
         let Some(write) = &mut self.write else { return };
         let operation = &mut write.operation;
         match &mut write.phase {
@@ -867,7 +986,10 @@ impl Client {
             }
             Phase::Trying => {
                 if now >= operation.due {
-                    operation.send(now, &self.write_trip, &settings, dice, out);
+                    operation.send(now, route, &self.write_trip, &settings, dice, out);
+                    if operation.turned_away() {
+                        self.look(now, dice, out);
+                    }
                 }
             }
             Phase::Proving { nonce, due, until, tries } => {
@@ -898,6 +1020,7 @@ impl Client {
     }
 
     fn tick_reads(&mut self, now: u64, dice: &mut Dice, out: &mut Output) {
+        let route = self.guide.route();
         for slot in 0..self.reads.len() {
             let Some(read) = &mut self.reads[slot] else { continue };
             if now >= read.deadline {
@@ -905,7 +1028,10 @@ impl Client {
                 let last = read.last_reject.or_else(|| self.open_reject());
                 self.finish_read(slot, now, Outcome::TimedOut { last, sent }, out);
             } else if now >= read.due {
-                read.send(now, &self.read_trip, &self.settings, dice, out);
+                read.send(now, route, &self.read_trip, &self.settings, dice, out);
+                if read.turned_away() {
+                    self.look(now, dice, out);
+                }
             }
         }
     }
@@ -921,7 +1047,12 @@ impl Client {
             Link::Opening(opening) if now >= opening.due => {
                 let mut opening = Opening { ..*opening };
                 self.send_open(&mut opening, now, dice, out);
+                // Also when the first copy came too late for its answer: whoever is asked next may be elsewhere.
+                let unanswered = opening.unanswered > 1;
                 self.link = Link::Opening(opening);
+                if unanswered {
+                    self.look(now, dice, out);
+                }
             }
             Link::Closed if waiting => self.open(now, 0, dice, out),
             _ => {}
@@ -944,7 +1075,11 @@ impl Client {
             retired.tries += 1;
             retired.due = now + dice.around(wait);
             let (id, token, nonce) = (retired.id, retired.token, retired.nonce);
+            let lost = retired.tries == CLOSE_TRIES_LOST;
             self.send_close(id, token, nonce, out);
+            if lost {
+                self.look(now, dice, out);
+            }
             at += 1;
         }
     }
@@ -961,7 +1096,7 @@ impl Client {
             _ => NEVER,
         };
         let retired = self.retired.iter().map(|retired| retired.due);
-        reads.chain(retired).fold(write.min(link), u64::min)
+        reads.chain(retired).fold(write.min(link).min(self.guide.wake()), u64::min)
     }
 
     fn end(&mut self, now: u64, dice: &mut Dice, out: &mut Output) {

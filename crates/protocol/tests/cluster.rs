@@ -52,7 +52,7 @@ fn weather() -> impl Strategy<Value = Weather> {
     (
         any::<u64>(),
         // Beyond this a client that keeps missing its deadlines gives up the oldest of the writes it goes on sending
-        // (`RETIRED_MAX`): nothing wrong is answered, but something is left pending, and repair is not built.
+        // (`RETIRED_MAX`): nothing wrong is answered, but something is left pending for the agent to repair.
         prop_oneof![Just(0), 0u64..150],
         prop_oneof![Just(0), 0u64..300],
         prop_oneof![Just(MS / 10), MS..60 * MS],
@@ -109,10 +109,10 @@ impl World {
             assert!(matches!(closed, CloseOutcome::Closed { .. }));
         }
         let user = |index: u16| User {
-            client: Client::new(client::Settings {
-                reads_max: 2,
-                ..client::Settings::new(SHARD, client_endpoint(index))
-            }),
+            client: Client::new(
+                client::Settings { reads_max: 2, ..client::Settings::new(SHARD, client_endpoint(index)) },
+                &[COORDINATOR],
+            ),
             out: Output::default(),
             next_at: 0,
             history: Vec::new(),
@@ -237,6 +237,8 @@ impl World {
             opened.configuration = Some(Configuration {
                 shard: SHARD,
                 epoch: EPOCH,
+                tenure: EPOCH,
+                lease_ms: 1000,
                 coordinator_addr: COORDINATOR.addr,
                 coordinator_port: COORDINATOR.port,
                 members: Vec::new(),
@@ -261,7 +263,7 @@ impl World {
         let (scan, time) = (self.coordinator.scan(SHARD, usize::MAX).unwrap(), self.now_ms());
         let header = Header { shard: SHARD, epoch: EPOCH, ..Header::new(Op::Heartbeat) };
         for index in 0..MEMBERS {
-            let bytes = control::emit(header, &Heartbeat { stable: scan.stable, time });
+            let bytes = control::emit(header, &Heartbeat { stable: scan.stable, time, echo: None, donor: None });
             self.transmit(Place::Replica(index), COORDINATOR, bytes);
         }
         for (session, _) in self.open.clone().into_iter().flatten() {
@@ -348,10 +350,10 @@ impl World {
             operation.time_ms = done.time_ms;
             operation.finish(outcome, done.done_ns);
         }
-        let datagrams: Vec<_> = user.out.datagrams().map(<[u8]>::to_vec).collect();
+        let datagrams: Vec<_> = user.out.datagrams().map(|(to, datagram)| (to, datagram.to_vec())).collect();
         user.out.clear_datagrams();
-        for datagram in datagrams {
-            self.transmit(Place::Coordinator, client_endpoint(who), datagram);
+        for (to, datagram) in datagrams {
+            self.transmit(self.place(to), client_endpoint(who), datagram);
         }
     }
 

@@ -1,5 +1,5 @@
-//! A network that loses, duplicates, delays and reorders, and a coordinator that rejects, forgets, ages and aborts: an
-//! outcome is never better or worse than what happened.
+//! A network that loses, duplicates, delays and reorders, and coordinators that reject, forget, age, abort and take over from
+//! each other: an outcome is never better or worse than what happened.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -23,12 +23,16 @@ struct Weather {
     /// For each packet that the coordinator sees, of forgetting all sessions.
     restart: u64,
     age: u64,
+    /// As often, the other coordinator takes over.
+    takeover: u64,
 }
 
 fn weather() -> impl Strategy<Value = Weather> {
     let chance = |most: u64| prop_oneof![Just(0), 0..most];
-    (any::<u64>(), chance(500), chance(400), chance(200), chance(700), chance(900), chance(200), chance(20), chance(20))
-        .prop_map(|(seed, loss, duplicate, straggle, reject, stuck, abort, restart, age)| Weather {
+    let network = (chance(500), chance(400), chance(200));
+    let coordinator = (chance(700), chance(900), chance(200), chance(20), chance(20), chance(30));
+    (any::<u64>(), network, coordinator).prop_map(
+        |(seed, (loss, duplicate, straggle), (reject, stuck, abort, restart, age, takeover))| Weather {
             seed,
             loss,
             duplicate,
@@ -38,7 +42,9 @@ fn weather() -> impl Strategy<Value = Weather> {
             abort,
             restart,
             age,
-        })
+            takeover,
+        },
+    )
 }
 
 #[derive(Default)]
@@ -63,9 +69,10 @@ struct World {
     weather: Weather,
     dice: Dice,
     now: u64,
-    /// Datagrams under way by time of arrival; the flag: to the client.
-    network: BTreeMap<(u64, u64), (bool, Vec<u8>)>,
+    /// Datagrams under way by time of arrival, with where they go; `None`: to the client.
+    network: BTreeMap<(u64, u64), (Option<Endpoint>, Vec<u8>)>,
     sent: u64,
+    configuration: Configuration,
     sessions: HashMap<u64, Record>,
     generation: u64,
     seq: u64,
@@ -77,7 +84,7 @@ impl World {
         self.dice.number() % 1000 < in_a_thousand
     }
 
-    fn transmit(&mut self, to_client: bool, datagram: &[u8]) {
+    fn transmit(&mut self, to: Option<Endpoint>, datagram: &[u8]) {
         let copies = 1 + u64::from(self.chance(self.weather.duplicate));
         for _ in 0..copies {
             if self.chance(self.weather.loss) {
@@ -86,7 +93,7 @@ impl World {
             let delay = if self.chance(self.weather.straggle) { 3 * SECOND_NS } else { MS };
             self.sent += 1;
             let at = self.now + 1 + self.dice.number() % delay;
-            self.network.insert((at, self.sent), (to_client, datagram.to_vec()));
+            self.network.insert((at, self.sent), (to, datagram.to_vec()));
         }
     }
 
@@ -96,13 +103,62 @@ impl World {
             Op::Write => Op::WReject,
             _ => Op::ControlReject,
         };
-        let answer = turned(packet, op, reason.to_wire(), 0, packet.value);
-        self.transmit(true, &answer);
+        let mut answer = *packet;
+        answer.header.epoch = self.configuration.epoch;
+        let answer = turned(&answer, op, reason.to_wire(), 0, packet.value);
+        self.transmit(None, &answer);
     }
 
-    fn coordinate(&mut self, datagram: &[u8]) {
+    /// The other coordinator's turn. It knows the sessions of which some member has processed a write; of a pending
+    /// one the members that are left either have all processed it in the end, or none ever will.
+    fn take_over(&mut self) {
+        let next = if self.configuration.coordinator() == COORDINATOR { OTHER } else { COORDINATOR };
+        let epoch = self.configuration.epoch + 1 + (self.dice.number() % 3) as u32;
+        self.configuration = Configuration { epoch, tenure: epoch, coordinator_addr: next.addr, ..configuration() };
+        for record in self.sessions.values_mut().filter(|record| record.state == UP_STATE_PENDING) {
+            let fate = self.fates.get_mut(&record.tag).expect("taken");
+            if self.dice.number() % 2 == 0 {
+                self.seq += 1;
+                (record.state, record.seq, record.number) = (UP_STATE_COMMITTED, self.seq, record.tag as i64);
+                fate.committed += 1;
+            } else {
+                // What the members have of this session is its write before.
+                fate.taken -= 1;
+                (record.request, record.state) = (record.request - 1, UP_STATE_IDLE);
+            }
+        }
+        self.sessions.retain(|_, record| record.request > 0);
+    }
+
+    /// Whoever does not coordinate: a replica, or the other coordinator.
+    fn stand_by(&mut self, packet: &Packet<'_>) {
+        match packet.header.op {
+            Op::Locate => self.locate(packet, false),
+            // It knows no session either, but checks that first.
+            _ if self.chance(200) => self.reject(packet, Reason::Session),
+            _ if self.chance(500) => self.reject(packet, Reason::Shard),
+            _ => {}
+        }
+    }
+
+    fn locate(&mut self, packet: &Packet<'_>, serves: bool) {
+        let mut configuration = self.configuration.clone();
+        if !serves && self.chance(300) {
+            configuration = super::configuration();
+        }
+        let answer = control_answer(&packet.header, Op::Located, &Located { configuration, serves });
+        self.transmit(None, &answer);
+    }
+
+    fn coordinate(&mut self, to: Endpoint, datagram: &[u8]) {
         let packet = Packet::parse(datagram).expect("clients send packets");
         let header = packet.header;
+        if self.chance(self.weather.takeover) {
+            self.take_over();
+        }
+        if to != self.configuration.coordinator() {
+            return self.stand_by(&packet);
+        }
         if self.chance(self.weather.restart) {
             self.sessions.clear();
         }
@@ -115,7 +171,7 @@ impl World {
                 let Some(record) = self.sessions.get(&header.session.0).filter(|r| r.token == header.token) else {
                     let unknown = Closed { closed: false, request: 0, state: 0 };
                     let answer = control_answer(&header, Op::Closed, &unknown);
-                    return self.transmit(true, &answer);
+                    return self.transmit(None, &answer);
                 };
                 let closed = record.state != UP_STATE_PENDING;
                 let answer = Closed { closed, request: record.request, state: record.state };
@@ -123,7 +179,7 @@ impl World {
                     self.sessions.remove(&header.session.0);
                 }
                 let answer = control_answer(&header, Op::Closed, &answer);
-                self.transmit(true, &answer);
+                self.transmit(None, &answer);
             }
             Op::Read => {
                 if self.sessions.get(&header.session.0).is_none_or(|record| record.token != header.token) {
@@ -136,9 +192,10 @@ impl World {
                 }
                 // The key is the read's tag: so is the value.
                 let answer = turned(&packet, Op::RReply, 0, 1, packet.key);
-                self.transmit(true, &answer);
+                self.transmit(None, &answer);
             }
             Op::Write => self.order(&packet),
+            Op::Locate => self.locate(&packet, true),
             op => panic!("a client sent {op}"),
         }
     }
@@ -152,6 +209,9 @@ impl World {
             return self.reject(packet, reason);
         }
         let mut answer = header;
+        let opened = if header.token == 0 { opened } else {
+            Opened { configuration: Some(self.configuration.clone()), ..opened }
+        };
         if header.token == 0 {
             answer.token = 5;
         } else {
@@ -161,7 +221,7 @@ impl World {
             self.sessions.insert(answer.session.0, Record { token: answer.token, ..Record::default() });
         }
         let answer = control_answer(&answer, Op::Opened, &opened);
-        self.transmit(true, &answer);
+        self.transmit(None, &answer);
     }
 
     fn order(&mut self, packet: &Packet<'_>) {
@@ -221,7 +281,7 @@ impl World {
             return self.reject(packet, Reason::Aborted);
         }
         let answer = turned(packet, Op::WReply, 0, record.seq, &record.number.to_be_bytes());
-        self.transmit(true, &answer);
+        self.transmit(None, &answer);
     }
 }
 
@@ -233,13 +293,14 @@ fn run(weather: Weather, patience: u64, check_liveness: bool) -> Result<(), Test
         now: SECOND_NS,
         network: BTreeMap::new(),
         sent: 0,
+        configuration: configuration(),
         sessions: HashMap::new(),
         generation: 0,
         seq: 0,
         fates: HashMap::new(),
     };
     let settings = Settings { reads_max: 3, ..Settings::new(SHARD, here()) };
-    let mut client = Client::new(settings);
+    let mut client = Client::new(settings, &[COORDINATOR, OTHER]);
     let mut out = Output::default();
     let mut next_tag = 1u64;
     let mut outstanding: HashMap<u64, (bool, u64)> = HashMap::new();
@@ -263,8 +324,8 @@ fn run(weather: Weather, patience: u64, check_liveness: bool) -> Result<(), Test
             outstanding.insert(tag, (is_write, deadline));
             next_tag += 1;
         }
-        for datagram in out.datagrams().map(<[u8]>::to_vec).collect::<Vec<_>>() {
-            world.transmit(false, &datagram);
+        for (to, datagram) in out.datagrams() {
+            world.transmit(Some(to), datagram);
         }
         out.clear_datagrams();
         for done in out.completions.drain(..) {
@@ -300,13 +361,13 @@ fn run(weather: Weather, patience: u64, check_liveness: bool) -> Result<(), Test
             world.now = world.now.max(due);
             client.step(world.now, random, Event::Tick, &mut out);
         } else {
-            let ((at, _), (to_client, datagram)) = world.network.pop_first().expect("it is there");
+            let ((at, _), (to, datagram)) = world.network.pop_first().expect("it is there");
             world.now = world.now.max(at);
-            if to_client {
+            if let Some(to) = to {
+                world.coordinate(to, &datagram);
+            } else {
                 let packet = Packet::parse(&datagram).expect("well-formed");
                 client.step(world.now, random, Event::Packet(&packet), &mut out);
-            } else {
-                world.coordinate(&datagram);
             }
         }
     }
@@ -337,7 +398,7 @@ proptest! {
     #[test]
     fn a_bearable_network_is_borne(seed: u64, loss in 0u64..30, duplicate in 0u64..30, reject in 0u64..200) {
         let weather =
-            Weather { seed, loss, duplicate, reject, straggle: 0, stuck: 100, abort: 0, restart: 0, age: 0 };
+            Weather { seed, loss, duplicate, reject, straggle: 0, stuck: 100, abort: 0, restart: 0, age: 0, takeover: 0 };
         run(weather, 3 * SECOND_NS, true)?;
     }
 }
@@ -358,14 +419,26 @@ fn forged(sent: &[u8], dice: &mut Dice) -> Vec<u8> {
         4 => (header.session, header.token) = (SessionId(1 << 16), 7),
         _ => {}
     }
-    let documents: [&[u8]; 6] = [
+    let mut located = Located { configuration: configuration(), serves: dice.number() % 2 == 0 };
+    located.configuration.epoch = (dice.number() % 3) as u32;
+    located.configuration.coordinator_addr = [10, 9, 9, (dice.number() % 4) as u8].into();
+    match dice.number() % 4 {
+        0 => located.configuration.shard += 1,
+        1 => located.configuration.members.clear(),
+        _ => {}
+    }
+    let located = serde_json::to_vec(&located).expect("it serialises");
+    let documents: [&[u8]; 8] = [
         b"",
         b"{\"idle_ms\":0,\"configuration\":null}",
         b"{\"idle_ms\":18446744073709551615,\"configuration\":null}",
         b"{\"closed\":true,\"request\":0,\"state\":0}",
         b"{\"closed\":false,\"request\":18446744073709551615,\"state\":4294967295}",
         b"{\"closed\":",
+        b"{\"configuration\":null,\"serves\":true}",
+        &located,
     ];
+    header.epoch = (dice.number() % 3) as u32;
     header.datagram(packet.key, documents[dice.number() as usize % documents.len()])
 }
 
@@ -375,8 +448,9 @@ proptest! {
     #[test]
     fn forged_answers_neither_break_it_nor_make_it_loud(seed: u64) {
         let mut dice = Dice::new(seed);
-        let mut client = Client::new(Settings { reads_max: 2, ..Settings::new(SHARD, here()) });
+        let mut client = Client::new(Settings { reads_max: 2, ..Settings::new(SHARD, here()) }, &[COORDINATOR]);
         let (mut out, mut now, mut open, mut sent) = (Output::default(), SECOND_NS, 0u64, Vec::<Vec<u8>>::new());
+        let mut asked = 0;
         for tag in 0..2_000 {
             let request = if client.can_write() {
                 Some(write(Kind::Incr, b"k", b""))
@@ -388,15 +462,22 @@ proptest! {
                 open += 1;
             }
             client.step(now, dice.number(), Event::Tick, &mut out);
-            sent.extend(out.datagrams().map(<[u8]>::to_vec));
+            sent.extend(out.datagrams().map(|(_, datagram)| datagram.to_vec()));
             out.clear_datagrams();
             sent.drain(..sent.len().saturating_sub(8));
             let Some(pick) = (!sent.is_empty()).then(|| dice.number() as usize % sent.len()) else { continue };
             let datagram = forged(&sent[pick], &mut dice);
             if let Ok(packet) = Packet::parse(&datagram) {
                 client.step(now, dice.number(), Event::Packet(&packet), &mut out);
-                // At most what waited for a session: a write and two reads, or one OPEN or CLOSE.
-                prop_assert!(out.datagram_count() <= 3, "{} datagrams for one", out.datagram_count());
+                // At most what waited for a session or goes to another coordinator: a write and two reads, or one OPEN or
+                // CLOSE; and a round of LOCATE, to the coordinator given, another one and three replicas.
+                let (locates, others): (Vec<_>, Vec<_>) =
+                    out.datagrams().partition(|(_, datagram)| datagram[3] == Op::Locate.to_wire());
+                prop_assert!(others.len() <= 3 && locates.len() <= 6, "{} datagrams for one", out.datagram_count());
+                prop_assert!(locates.is_empty() || now >= asked + MS, "rounds at {asked} and {now}");
+                if !locates.is_empty() {
+                    asked = now;
+                }
             }
             now += dice.number() % (2 * MS);
             open -= out.completions.drain(..).count() as u64;

@@ -1,112 +1,7 @@
 //! One behaviour each, told as a conversation.
 
-use super::*;
+use super::{talk::Talk, *};
 use crate::wire::PAYLOAD_MAX;
-
-/// A client, its clock, and what it has sent and finished.
-struct Talk {
-    client: Client,
-    now: u64,
-    out: Output,
-}
-
-impl Talk {
-    fn new() -> Self {
-        Self { client: Client::new(Settings::new(SHARD, here())), now: 1000 * MS, out: Output::default() }
-    }
-
-    /// One that already has session `generation` 1, index 3, with token 77.
-    fn opened() -> Self {
-        let mut talk = Self::new();
-        talk.step(Event::Open { until: 2000 * MS });
-        talk.give_session(1, 77);
-        assert_eq!(talk.client.session(), Some(SessionId::new(1, 3)));
-        talk
-    }
-
-    fn step(&mut self, event: Event<'_>) {
-        self.client.step(self.now, self.now ^ 0x5eed, event, &mut self.out);
-    }
-
-    fn submit(&mut self, request: Request<'_>, tag: u64) {
-        let deadline = self.now + 1000 * MS;
-        self.client.submit(self.now, 99 + tag, request, tag, deadline, &mut self.out).unwrap();
-    }
-
-    fn receive(&mut self, datagram: &[u8]) {
-        let packet = Packet::parse(datagram).unwrap();
-        self.step(Event::Packet(&packet));
-    }
-
-    /// The datagrams sent since the last look.
-    fn sent(&mut self) -> Vec<Vec<u8>> {
-        let sent = self.out.datagrams().map(<[u8]>::to_vec).collect();
-        self.out.clear_datagrams();
-        sent
-    }
-
-    fn sent_one(&mut self) -> Vec<u8> {
-        let mut sent = self.sent();
-        assert_eq!(sent.len(), 1, "one datagram was to be sent");
-        sent.remove(0)
-    }
-
-    /// Answers an OPEN that asks for a challenge, then the one that meets it.
-    fn give_session(&mut self, generation: u64, token: u64) {
-        let first = self.sent_one();
-        let question = Packet::parse(&first).unwrap().header;
-        assert_eq!((question.op, question.token), (Op::Open, 0));
-        let challenge = Header { token: 5, ..question };
-        self.receive(&control_answer(&challenge, Op::Opened, &Opened { idle_ms: 60_000, configuration: None }));
-        let second = self.sent_one();
-        let question = Packet::parse(&second).unwrap().header;
-        assert_eq!((question.op, question.token), (Op::Open, 5));
-        let answer = Header { session: SessionId::new(generation, 3), token, ..question };
-        let opened = Opened { idle_ms: 60_000, configuration: Some(configuration()) };
-        let answer = control_answer(&answer, Op::Opened, &opened);
-        assert!(answer.len() <= second.len(), "no answer is larger than its request");
-        self.receive(&answer);
-    }
-
-    fn wait_until_due(&mut self) {
-        assert_ne!(self.client.due(), NEVER, "something was to happen by itself");
-        self.now = self.now.max(self.client.due());
-        self.step(Event::Tick);
-    }
-
-    fn outcome(&mut self) -> Outcome {
-        assert_eq!(self.out.completions.len(), 1, "one request was to be over");
-        self.out.completions.remove(0).outcome
-    }
-
-    fn reject(&mut self, request: &[u8], reason: Reason) {
-        let packet = Packet::parse(request).unwrap();
-        let op = if packet.header.op == Op::Read { Op::RReject } else { Op::WReject };
-        self.receive(&turned(&packet, op, reason.to_wire(), 0, packet.value));
-    }
-
-    /// Lets time pass to the end of the request's deadline, answering nothing; the last datagram sent.
-    fn wait_for_the_end(&mut self) -> Option<Vec<u8>> {
-        while self.out.completions.is_empty() && self.client.due() != NEVER {
-            self.wait_until_due();
-        }
-        self.sent().pop()
-    }
-
-    /// Lets time pass until a CLOSE is sent.
-    fn wait_for_close(&mut self) -> Header {
-        loop {
-            self.wait_until_due();
-            for datagram in self.sent() {
-                let packet = Packet::parse(&datagram).unwrap();
-                match packet.header.op {
-                    Op::Close => return packet.header,
-                    _ => self.reject(&datagram, Reason::KeyBusy),
-                }
-            }
-        }
-    }
-}
 
 #[test]
 fn a_session_is_opened_on_demand_and_a_write_is_answered() {
@@ -138,10 +33,8 @@ fn a_retransmission_is_the_same_packet_and_waits_longer_each_time() {
     let mut waits = Vec::new();
     for _ in 0..4 {
         let before = talk.now;
-        while talk.out.datagram_count() == 0 {
-            talk.wait_until_due();
-        }
-        assert_eq!(talk.sent_one(), first);
+        talk.wait_for_requests();
+        assert_eq!(talk.requests(), std::slice::from_ref(&first));
         waits.push(talk.now - before);
     }
     assert!(waits.is_sorted(), "{waits:?}");
@@ -242,13 +135,11 @@ fn passing_rejects_are_retried_after_a_backoff_that_grows() {
         let mut longest = 0;
         for _ in 0..8 {
             talk.reject(&datagram, reason);
-            assert!(talk.sent().is_empty(), "{reason}: not at once");
+            assert!(talk.requests().is_empty(), "{reason}: not at once");
             let before = talk.now;
-            while talk.out.datagram_count() == 0 {
-                talk.wait_until_due();
-            }
+            talk.wait_for_requests();
             longest = longest.max(talk.now - before);
-            assert_eq!(talk.sent_one(), datagram);
+            assert_eq!(talk.requests(), std::slice::from_ref(&datagram));
         }
         assert!((5 * MS..50 * MS).contains(&longest), "{longest}");
         talk.receive(&turned(&Packet::parse(&datagram).unwrap(), Op::WReply, 0, 3, b""));
