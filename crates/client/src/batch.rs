@@ -18,16 +18,23 @@ const ROOM: usize = DATAGRAM_MAX + 64;
 pub(crate) struct Received {
     bytes: Box<[[u8; ROOM]]>,
     lengths: [usize; BATCH],
+    sources: [libc::sockaddr_in; BATCH],
 }
 
 impl Received {
     pub(crate) fn new() -> Self {
-        Self { bytes: vec![[0; ROOM]; BATCH].into_boxed_slice(), lengths: [0; BATCH] }
+        let nobody = sockaddr(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0));
+        Self { bytes: vec![[0; ROOM]; BATCH].into_boxed_slice(), lengths: [0; BATCH], sources: [nobody; BATCH] }
     }
 
     /// The datagram at `index`, one of those that the latest [`receive`] counted.
     pub(crate) fn datagram(&self, index: usize) -> &[u8] {
         &self.bytes[index][..self.lengths[index]]
+    }
+
+    /// Where it came from.
+    pub(crate) fn source(&self, index: usize) -> SocketAddrV4 {
+        address(&self.sources[index])
     }
 }
 
@@ -37,12 +44,14 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, into: &mut Received) -> io::Result
         std::array::from_fn(|i| libc::iovec { iov_base: into.bytes[i].as_mut_ptr().cast(), iov_len: ROOM });
     // SAFETY: an mmsghdr is plain data for which all zeroes is a valid value (null pointers, zero lengths).
     let mut headers: [libc::mmsghdr; BATCH] = unsafe { mem::zeroed() };
-    for (header, part) in headers.iter_mut().zip(&mut parts) {
+    for ((header, part), source) in headers.iter_mut().zip(&mut parts).zip(&mut into.sources) {
+        header.msg_hdr.msg_name = (&raw mut *source).cast();
+        header.msg_hdr.msg_namelen = mem::size_of::<libc::sockaddr_in>() as u32;
         header.msg_hdr.msg_iov = part;
         header.msg_hdr.msg_iovlen = 1;
     }
-    // SAFETY: `headers` and the `parts` and buffers that it points to live until the call returns, the lengths are theirs,
-    // and every buffer is borrowed by one entry alone.
+    // SAFETY: `headers` and the sources, `parts` and buffers that it points to live until the call returns, the lengths are
+    // theirs, and each of them is borrowed by one entry alone.
     let count = unsafe {
         libc::recvmmsg(socket.as_raw_fd(), headers.as_mut_ptr(), BATCH as u32, libc::MSG_DONTWAIT as _, ptr::null_mut())
     };
@@ -133,8 +142,11 @@ pub(crate) fn take_error(socket: BorrowedFd<'_>) -> Option<(SocketAddrV4, io::Er
         // SAFETY: `message` is a header within the control buffer of `header`.
         message = unsafe { libc::CMSG_NXTHDR(&header, message) };
     }
-    let addr = Ipv4Addr::from(u32::from_be(to.sin_addr.s_addr));
-    Some((SocketAddrV4::new(addr, u16::from_be(to.sin_port)), error))
+    Some((address(&to), error))
+}
+
+fn address(socket: &libc::sockaddr_in) -> SocketAddrV4 {
+    SocketAddrV4::new(Ipv4Addr::from(u32::from_be(socket.sin_addr.s_addr)), u16::from_be(socket.sin_port))
 }
 
 fn sockaddr(address: SocketAddrV4) -> libc::sockaddr_in {

@@ -83,9 +83,15 @@ pub struct Target {
     /// Configuration of the shards, a TOML file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["coordinator", "shard"])]
     config: Option<PathBuf>,
-    /// The coordinator of the only shard; port 5550 unless given
-    #[arg(long, value_name = "ADDR[:PORT]", value_parser = parse_coordinator, required_unless_present = "config")]
-    coordinator: Option<SocketAddrV4>,
+    /// The coordinator of the only shard, or several of which one serves; port 5550 unless given
+    #[arg(
+        long,
+        value_name = "ADDR[:PORT],...",
+        value_parser = parse_coordinator,
+        value_delimiter = ',',
+        required_unless_present = "config"
+    )]
+    coordinator: Vec<SocketAddrV4>,
     /// Number of the only shard
     #[arg(long, value_name = "N", default_value_t = 0)]
     shard: u32,
@@ -259,10 +265,9 @@ fn exit_code(error: &Error) -> u8 {
 
 /// The configuration of one command: the key's shard alone, so that another one that is down does not matter.
 fn config(target: &Target, key: &[u8]) -> Result<Config, Error> {
-    let mut config = match (&target.config, target.coordinator) {
-        (Some(path), _) => Config::from_file(path)?,
-        (None, Some(coordinator)) => Config::single(target.shard, coordinator),
-        (None, None) => unreachable!("clap asks for one of them"),
+    let mut config = match &target.config {
+        Some(path) => Config::from_file(path)?,
+        None => Config::of_shard(target.shard, target.coordinator.clone()),
     };
     let ids: Vec<u32> = config.shards.iter().map(|shard| shard.id).collect();
     config.shards = vec![config.shards[place(key, &ids)].clone()];
@@ -416,6 +421,14 @@ mod tests {
             let told = parse(line).map(|_| ()).expect_err(line);
             assert!(told.contains(expected), "{line:?} is told {told:?}");
         }
+    }
+
+    #[test]
+    fn several_coordinators_are_given_at_once() {
+        let task = parse("get k --coordinator 10.0.0.1,10.0.0.2:7").unwrap();
+        let config = config(&task.target, b"k").unwrap();
+        let coordinators: Vec<String> = config.shards[0].coordinators.iter().map(ToString::to_string).collect();
+        assert_eq!(coordinators, ["10.0.0.1:5550", "10.0.0.2:7"]);
     }
 
     #[test]

@@ -9,6 +9,8 @@ use underpass_abi::{abi::UP_SHARD_SLOTS, wire::UP_PORT_DEFAULT};
 pub const SHARDS_MAX: usize = 1024;
 /// Most sessions of each shard: what a coordinator's table can number.
 pub const SESSIONS_MAX: usize = 1 << 16;
+/// Most coordinators given for one shard.
+pub const COORDINATORS_MAX: usize = 16;
 /// Most reads outstanding in one session.
 pub const READS_MAX: usize = 4096;
 
@@ -25,7 +27,7 @@ pub const READS_MAX: usize = 4096;
 ///
 ///     [[shard]]
 ///     id = 1
-///     coordinator = "10.0.0.2"    # port 5550
+///     coordinator = ["10.0.0.2", "10.0.0.3"]    # port 5550; whichever serves
 /// "#.parse()?;
 /// assert_eq!(config.shards.len(), 2);
 /// # Ok::<(), underpass_client::ConfigError>(())
@@ -60,9 +62,10 @@ pub struct Config {
 pub struct ShardConfig {
     /// Number of the shard: keys are placed by it, so it must be the same in every client's configuration.
     pub id: u32,
-    /// Its coordinator's address.
-    #[serde(deserialize_with = "coordinator")]
-    pub coordinator: SocketAddrV4,
+    /// The addresses of its coordinator and of those that may take over, in TOML one or a list of them. Any order; further
+    /// ones are learnt.
+    #[serde(rename = "coordinator", deserialize_with = "coordinators")]
+    pub coordinators: Vec<SocketAddrV4>,
 }
 
 /// What is wrong with a configuration.
@@ -110,20 +113,28 @@ fn default_bind() -> Ipv4Addr {
     Ipv4Addr::UNSPECIFIED
 }
 
-fn coordinator<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SocketAddrV4, D::Error> {
+fn coordinators<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<SocketAddrV4>, D::Error> {
     struct Visitor;
-    impl de::Visitor<'_> for Visitor {
-        type Value = SocketAddrV4;
+    impl<'de> de::Visitor<'de> for Visitor {
+        type Value = Vec<SocketAddrV4>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("an IPv4 address and a port, such as \"10.0.0.1:5550\"")
+            f.write_str("an IPv4 address and a port, such as \"10.0.0.1:5550\", or a list of them")
         }
 
-        fn visit_str<E: de::Error>(self, text: &str) -> Result<SocketAddrV4, E> {
-            parse_coordinator(text).map_err(E::custom)
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<Vec<SocketAddrV4>, E> {
+            Ok(vec![parse_coordinator(text).map_err(E::custom)?])
+        }
+
+        fn visit_seq<A: de::SeqAccess<'de>>(self, mut list: A) -> Result<Vec<SocketAddrV4>, A::Error> {
+            let mut all = Vec::new();
+            while let Some(text) = list.next_element::<String>()? {
+                all.push(parse_coordinator(&text).map_err(de::Error::custom)?);
+            }
+            Ok(all)
         }
     }
-    deserializer.deserialize_str(Visitor)
+    deserializer.deserialize_any(Visitor)
 }
 
 /// Parses `ADDRESS:PORT` or `ADDRESS`, which means port 5550.
@@ -147,13 +158,18 @@ pub fn parse_coordinator(text: &str) -> Result<SocketAddrV4, String> {
 impl Config {
     /// A configuration of one shard, everything else at its default.
     pub fn single(shard: u32, coordinator: SocketAddrV4) -> Self {
+        Self::of_shard(shard, vec![coordinator])
+    }
+
+    /// A configuration of one shard that may have any of these coordinators.
+    pub fn of_shard(shard: u32, coordinators: Vec<SocketAddrV4>) -> Self {
         Self {
             sessions: default_sessions(),
             reads_per_session: default_reads(),
             deadline_ms: default_deadline_ms(),
             bind: default_bind(),
             port: 0,
-            shards: vec![ShardConfig { id: shard, coordinator }],
+            shards: vec![ShardConfig { id: shard, coordinators }],
         }
     }
 
@@ -202,15 +218,24 @@ impl Config {
             return Err(format!("bind is {}; it must be one of this host's own addresses", self.bind));
         }
         for (i, a) in self.shards.iter().enumerate() {
+            within(&format!("the number of shard {}'s coordinators", a.id), a.coordinators.len(), COORDINATORS_MAX)?;
+            for (at, coordinator) in a.coordinators.iter().enumerate() {
+                if a.coordinators[..at].contains(coordinator) {
+                    return Err(format!("coordinator {coordinator} of shard {} is given twice", a.id));
+                }
+            }
             for b in &self.shards[..i] {
                 if a.id == b.id {
                     return Err(format!("shard {} is given twice", a.id));
                 }
-                if a.coordinator == b.coordinator && a.id % UP_SHARD_SLOTS == b.id % UP_SHARD_SLOTS {
+                let both = a.coordinators.iter().find(|coordinator| b.coordinators.contains(coordinator));
+                if let Some(both) = both
+                    && a.id % UP_SHARD_SLOTS == b.id % UP_SHARD_SLOTS
+                {
                     return Err(format!(
-                        "shards {} and {} have the same coordinator, {}, but their ids are equal modulo {UP_SHARD_SLOTS}: \
-                         one coordinator cannot serve both",
-                        b.id, a.id, a.coordinator
+                        "shards {} and {} have the same coordinator, {both}, but their ids are equal modulo \
+                         {UP_SHARD_SLOTS}: one coordinator cannot serve both",
+                        b.id, a.id
                     ));
                 }
             }
@@ -254,6 +279,10 @@ mod tests {
             (shard(1, "[::1]:5550"), "IPv6 is not supported"),
             (shard(1, "kv.example:5550"), "names are not resolved"),
             (shard(1, "0.0.0.0:5550"), "one host's own address"),
+            ("[[shard]]\nid = 1\ncoordinator = []\n".to_owned(), "the number of shard 1's coordinators is 0"),
+            ("[[shard]]\nid = 1\ncoordinator = [\"10.0.0.1\", \"10.0.0.1:5550\"]\n".to_owned(), "is given twice"),
+            ("[[shard]]\nid = 1\ncoordinator = [\"10.0.0.1\", \"::1\"]\n".to_owned(), "IPv6 is not supported"),
+            ("[[shard]]\nid = 1\ncoordinator = 5550\n".to_owned(), "or a list of them"),
             (shard(1, "10.0.0.1:0"), "port 0"),
             ("[[shard]]\nid = 1\n".to_owned(), "missing field `coordinator`"),
             ("[[shard]]\nid = -1\ncoordinator = \"10.0.0.1\"".to_owned(), "id"),
@@ -267,6 +296,13 @@ mod tests {
     fn a_missing_port_is_the_default_one() {
         let config: Config = shard(3, "10.0.0.1").parse().unwrap();
         assert_eq!(config, Config::single(3, "10.0.0.1:5550".parse().unwrap()));
+    }
+
+    #[test]
+    fn several_coordinators_are_a_list() {
+        let config: Config = "[[shard]]\nid = 3\ncoordinator = [\"10.0.0.1\", \"10.0.0.2:1\"]\n".parse().unwrap();
+        let coordinators = vec!["10.0.0.1:5550".parse().unwrap(), "10.0.0.2:1".parse().unwrap()];
+        assert_eq!(config, Config::of_shard(3, coordinators));
     }
 
     #[test]

@@ -35,6 +35,7 @@ use std::{
     collections::{HashMap, VecDeque},
     fmt, io,
     net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
+    ops::Range,
     os::fd::AsFd,
     sync::Arc,
     time::Duration,
@@ -50,10 +51,11 @@ use nix::{
 };
 use rand::{RngCore, SeedableRng, rngs::StdRng};
 use socket2::{Domain, Socket, Type};
-use tracing::debug;
+use tracing::{debug, info};
 use underpass_protocol::{
     client::{Client, Event, NEVER, Output, Settings},
-    wire::{Op, Packet, Reason, SessionId},
+    control::{self, Located},
+    wire::{Endpoint, Header, Op, Packet, Reason, SessionId},
 };
 pub use underpass_protocol::{
     client::{Completion, Doubt, Failure, Invalid, Item, Outcome, Refused, Request},
@@ -63,7 +65,7 @@ pub use underpass_protocol::{
 use crate::{
     batch::{self, BATCH, Received},
     config::Config,
-    error::{Diagnosis, Error},
+    error::{Contact, Diagnosis, Error, Said},
     placement::place,
 };
 
@@ -73,6 +75,8 @@ const SOCKET_BUFFER: usize = 8 << 20;
 const BATCHES_AT_ONCE: usize = 4;
 /// Sessions that [`Engine::open`] opens at a time.
 const OPENS_AT_ONCE: usize = 64;
+/// Most addresses of a shard whose latest answers are kept to tell of.
+const CONTACTS_MAX: usize = 32;
 /// How long an engine keeps trying to replace a session that no request waits for.
 const REPLACE_NS: u64 = 1_000_000_000;
 
@@ -105,8 +109,8 @@ pub struct Engine {
     /// Lanes by the number of their latest OPEN.
     by_nonce: HashMap<u64, usize>,
     output: Output,
-    /// The shard that each datagram of `output` is for.
-    destinations: Vec<usize>,
+    /// The shard that each datagram of `output` is about.
+    subjects: Vec<usize>,
     /// Datagrams of `output` already sent.
     flushed: usize,
     received: Received,
@@ -115,15 +119,30 @@ pub struct Engine {
 }
 
 struct Shard {
-    coordinator: SocketAddrV4,
     /// First of its lanes; there are as many as sessions.
     first: usize,
     count: usize,
     /// Lanes without an outstanding write; the one that waited longest comes first, so that none goes stale.
     writers: VecDeque<usize>,
     next_reader: usize,
+    /// The lane that looks for the coordinator, or did so last, on behalf of all.
+    looker: usize,
+    looking: bool,
+    /// Where requests go.
+    current: SocketAddrV4,
+    /// Everybody who was asked where the coordinator is, or turned a request away.
+    contacts: Vec<Known>,
+    /// Whether anything was ever heard of it.
     heard: bool,
+    /// The network's latest error about `current`, if nothing was heard since.
     error: Option<io::ErrorKind>,
+}
+
+/// One address of a shard.
+struct Known {
+    address: SocketAddrV4,
+    /// What it said last, and when.
+    last: Option<(Said, u64)>,
 }
 
 /// A client of the protocol: one session at a time.
@@ -182,23 +201,27 @@ impl Engine {
         let mut shards = Vec::with_capacity(config.shards.len());
         let mut lanes = Vec::with_capacity(config.shards.len() * config.sessions);
         for (index, shard) in config.shards.iter().enumerate() {
-            let addr = if config.bind.is_unspecified() { route_source(shard.coordinator)? } else { config.bind };
+            let addr = if config.bind.is_unspecified() { route_source(&shard.coordinators)? } else { config.bind };
+            let coordinators: Vec<Endpoint> = shard.coordinators.iter().map(|&address| address.into()).collect();
             let reply_to = SocketAddrV4::new(addr, port).into();
             let settings = Settings { reads_max: config.reads_per_session, ..Settings::new(shard.id, reply_to) };
             let first = lanes.len();
             lanes.extend((0..config.sessions).map(|_| Lane {
-                client: Client::new(settings),
+                client: Client::new(settings, &coordinators),
                 shard: index,
                 writing: false,
                 known: Vec::new(),
                 nonce: 0,
             }));
             shards.push(Shard {
-                coordinator: shard.coordinator,
                 first,
                 count: config.sessions,
                 writers: (first..lanes.len()).collect(),
                 next_reader: 0,
+                looker: first,
+                looking: false,
+                current: shard.coordinators[0],
+                contacts: Vec::new(),
                 heard: false,
                 error: None,
             });
@@ -215,7 +238,7 @@ impl Engine {
             by_nonce: HashMap::with_capacity(lanes.len()),
             lanes,
             output: Output::default(),
-            destinations: Vec::new(),
+            subjects: Vec::new(),
             flushed: 0,
             received: Received::new(),
             random: StdRng::from_os_rng(),
@@ -250,11 +273,17 @@ impl Engine {
 
     /// What is known of why a shard does not answer. `shard` is an index in the order of the configuration.
     pub fn diagnosis(&self, shard: usize) -> Diagnosis {
+        let (now, Shard { current, contacts, heard, error, .. }) = (self.now(), &self.shards[shard]);
+        let contact = |known: &Known| Contact {
+            address: known.address,
+            last: known.last.map(|(said, at)| (said, Duration::from_nanos(now.saturating_sub(at)))),
+        };
         Diagnosis {
             shard: self.shard_ids[shard],
-            coordinator: self.shards[shard].coordinator,
-            heard: self.shards[shard].heard,
-            error: self.shards[shard].error,
+            coordinator: *current,
+            heard: *heard,
+            error: *error,
+            contacts: contacts.iter().map(contact).collect(),
         }
     }
 
@@ -307,8 +336,8 @@ impl Engine {
         let (now, random) = (self.now(), self.random.next_u64());
         let client = &mut self.lanes[lane].client;
         client.submit(now, random, request, tag, deadline_ns, &mut self.output).expect("it was asked before");
-        self.after(lane);
-        if self.destinations.len() - self.flushed >= BATCH {
+        self.after(lane, now);
+        if self.subjects.len() - self.flushed >= BATCH {
             self.flush();
         }
         Ok(())
@@ -398,7 +427,7 @@ impl Engine {
     fn wait(&mut self, now: u64, until: u64) -> Result<bool, Error> {
         let next = self.due.iter().copied().fold(until, u64::min);
         // A full send buffer empties by itself; there is no need to be exact.
-        let next = if self.flushed < self.destinations.len() { next.min(now + 100_000) } else { next };
+        let next = if self.flushed < self.subjects.len() { next.min(now + 100_000) } else { next };
         let timeout = TimeSpec::from_duration(Duration::from_nanos(next.saturating_sub(now)));
         let mut fds =
             [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN), PollFd::new(self.waker.0.as_fd(), PollFlags::POLLIN)];
@@ -428,13 +457,22 @@ impl Engine {
         let lane = self.by_session.get(&(header.shard, header.session.0)).copied().filter(expected);
         // An answer to an OPEN is for no session that is known yet.
         let of_open = || self.by_nonce.get(&header.request).copied().filter(|_| header.op.is_control());
-        let lane = lane.or_else(of_open);
+        let lane = lane.or_else(of_open).or_else(|| self.looker(header));
         let Some(lane) = lane else {
             self.counters.unmatched += 1;
             return;
         };
-        let shard = &mut self.shards[self.lanes[lane].shard];
-        (shard.heard, shard.error) = (true, None);
+        let shard = self.lanes[lane].shard;
+        (self.shards[shard].heard, self.shards[shard].error) = (true, None);
+        if let Some(said) = told(&packet) {
+            self.shards[shard].contact(self.received.source(index)).last = Some((said, now));
+        }
+        if header.op == Op::Located {
+            if let Some(located) = control::parse::<Located>(&packet) {
+                self.spread(lane, now, &located);
+            }
+            return;
+        }
         let session_lost = matches!(header.op, Op::RReject | Op::WReject)
             && matches!(Reason::from_wire(header.status), Some(Reason::Session | Reason::Token));
         let before = self.lanes[lane].client.session();
@@ -446,9 +484,53 @@ impl Engine {
         {
             self.register(lane, session.0);
         }
-        self.after(lane);
+        self.after(lane, now);
         if session_lost && before.is_some() && after.is_none() {
             self.suspect(lane, now);
+        }
+    }
+
+    /// The lane that has asked where its shard's coordinator is, if this answers it.
+    fn looker(&self, header: &Header) -> Option<usize> {
+        let of_locate = matches!(header.op, Op::Located | Op::ControlReject);
+        let shard = self.shard_ids.iter().position(|&id| of_locate && id == header.shard)?;
+        let lane = self.shards[shard].looker;
+        let nonce = self.lanes[lane].client.locate_nonce();
+        (nonce != 0 && nonce == header.request).then_some(lane)
+    }
+
+    /// One lane asked, all are told: the one that asked first.
+    fn spread(&mut self, lane: usize, now: u64, located: &Located) {
+        self.step(lane, now, Event::Located(located));
+        for other in self.shards[self.lanes[lane].shard].lanes() {
+            if other != lane {
+                self.step(other, now, Event::Located(located));
+            }
+        }
+    }
+
+    /// Has one lane of a shard look for its coordinator, however many of them would.
+    fn elect_looker(&mut self, lane: usize, now: u64) {
+        let shard = self.lanes[lane].shard;
+        let (looking, looker) = (self.shards[shard].looking, self.shards[shard].looker);
+        match self.lanes[lane].client.is_looking() {
+            true if !looking => {
+                (self.shards[shard].looking, self.shards[shard].looker) = (true, lane);
+                for other in self.shards[shard].lanes().filter(|&other| other != lane) {
+                    self.step(other, now, Event::Spared(true));
+                }
+            }
+            false if looking && looker == lane => {
+                self.shards[shard].looking = false;
+                for other in self.shards[shard].lanes().filter(|&other| other != lane) {
+                    self.step(other, now, Event::Spared(false));
+                    if self.shards[shard].looking {
+                        // It goes on looking, and has spared the rest.
+                        break;
+                    }
+                }
+            }
+            _ => {}
         }
     }
 
@@ -469,8 +551,8 @@ impl Engine {
     /// A session is gone, so others of its shard may be: a restarted coordinator knows none of them.
     fn suspect(&mut self, lane: usize, now: u64) {
         let shard = &self.shards[self.lanes[lane].shard];
-        debug!(coordinator = %shard.coordinator, "a session was lost");
-        for other in shard.first..shard.first + shard.count {
+        debug!(coordinator = %shard.current, "a session was lost");
+        for other in shard.lanes() {
             if other != lane {
                 self.step(other, now, Event::Suspect);
             }
@@ -487,11 +569,11 @@ impl Engine {
             let until = now + REPLACE_NS;
             self.lanes[lane].client.step(now, random, Event::Open { until }, &mut self.output);
         }
-        self.after(lane);
+        self.after(lane, now);
     }
 
     /// Book-keeping after each step of a lane.
-    fn after(&mut self, lane: usize) {
+    fn after(&mut self, lane: usize, now: u64) {
         let Lane { client, shard, writing, nonce, .. } = &mut self.lanes[lane];
         self.due[lane] = client.due();
         if *nonce != client.open_nonce() {
@@ -499,19 +581,33 @@ impl Engine {
             *nonce = client.open_nonce();
             self.by_nonce.insert(*nonce, lane);
         }
-        self.destinations.resize(self.output.datagram_count(), *shard);
+        let (sent, current) = (self.subjects.len()..self.output.datagram_count(), client.coordinator().into());
+        self.subjects.resize(sent.end, *shard);
+        let shard = &mut self.shards[*shard];
+        if client.is_looking() {
+            for (to, _) in sent.map(|index| self.output.datagram(index)) {
+                shard.contact(to.into());
+            }
+        }
         if *writing && client.can_write() {
             *writing = false;
-            self.shards[*shard].writers.push_back(lane);
+            shard.writers.push_back(lane);
         }
+        if shard.current != current && lane == shard.looker {
+            info!(from = %shard.current, to = %current, "the shard's coordinator is another one now");
+            shard.current = current;
+        }
+        self.elect_looker(lane, now);
     }
 
     /// Sends what is gathered, as far as the socket takes it.
     fn flush(&mut self) {
-        while self.flushed < self.destinations.len() {
-            let Self { output, destinations, shards, flushed, .. } = self;
-            let datagrams = (*flushed..destinations.len())
-                .map(|index| (shards[destinations[index]].coordinator, output.datagram(index)));
+        while self.flushed < self.subjects.len() {
+            let Self { output, subjects, flushed, .. } = self;
+            let datagrams = (*flushed..subjects.len()).map(|index| {
+                let (to, datagram) = output.datagram(index);
+                (to.into(), datagram)
+            });
             match batch::send(self.socket.as_fd(), datagrams) {
                 Ok(count) => {
                     self.counters.sent += count as u64;
@@ -524,20 +620,24 @@ impl Engine {
                 Err(error) => {
                     // As good as lost on its way. It is sent again if its request's deadline allows.
                     self.counters.send_errors += 1;
-                    self.shards[self.destinations[self.flushed]].error = Some(error.kind());
+                    let (now, to) = (self.now(), self.output.datagram(self.flushed).0.into());
+                    self.shards[self.subjects[self.flushed]].failed(to, error.kind(), now);
                     self.flushed += 1;
                 }
             }
         }
         self.output.clear_datagrams();
-        self.destinations.clear();
+        self.subjects.clear();
         self.flushed = 0;
     }
 
     fn take_errors(&mut self) {
         while let Some((to, error)) = batch::take_error(self.socket.as_fd()) {
-            for shard in self.shards.iter_mut().filter(|shard| shard.coordinator == to) {
-                shard.error = Some(error.kind());
+            let now = monotonic_ns();
+            for shard in &mut self.shards {
+                if shard.current == to || shard.contacts.iter().any(|known| known.address == to) {
+                    shard.failed(to, error.kind(), now);
+                }
             }
         }
     }
@@ -574,8 +674,68 @@ fn bind(config: &Config) -> Result<UdpSocket, Error> {
     Ok(socket)
 }
 
-/// The local address that the route to a coordinator starts from: connecting a UDP socket sends nothing.
-fn route_source(coordinator: SocketAddrV4) -> Result<Ipv4Addr, Error> {
+/// What a datagram other than a reply says, for whoever must find out why there is none.
+fn told(packet: &Packet<'_>) -> Option<Said> {
+    let header = &packet.header;
+    match header.op {
+        Op::RReject | Op::WReject | Op::ControlReject => Some(Said::Reject(Reason::from_wire(header.status)?)),
+        Op::Opened => Some(Said::Session),
+        Op::Located => {
+            let Located { configuration, serves } = control::parse(packet)?;
+            let coordinator = configuration.coordinator().into();
+            Some(Said::Located { epoch: configuration.epoch, coordinator, serves })
+        }
+        _ => None,
+    }
+}
+
+impl Shard {
+    fn lanes(&self) -> Range<usize> {
+        self.first..self.first + self.count
+    }
+
+    /// The one at this address. Of too many the oldest is forgotten.
+    fn contact(&mut self, address: SocketAddrV4) -> &mut Known {
+        let at = self.contacts.iter().position(|known| known.address == address).unwrap_or_else(|| {
+            if self.contacts.len() == CONTACTS_MAX {
+                self.contacts.remove(0);
+            }
+            self.contacts.push(Known { address, last: None });
+            self.contacts.len() - 1
+        });
+        &mut self.contacts[at]
+    }
+
+    /// A datagram to this address could not be delivered.
+    fn failed(&mut self, to: SocketAddrV4, error: io::ErrorKind, now: u64) {
+        self.contact(to).last = Some((Said::Error(error), now));
+        if to == self.current {
+            self.error = Some(error);
+        }
+    }
+}
+
+/// The local address that the routes to a shard's coordinators start from: connecting a UDP socket sends nothing. It must be
+/// the same for all: a session keeps its address.
+fn route_source(coordinators: &[SocketAddrV4]) -> Result<Ipv4Addr, Error> {
+    let mut found: Option<(SocketAddrV4, Ipv4Addr)> = None;
+    let mut failed = None;
+    for &coordinator in coordinators {
+        match (route_source_to(coordinator), found) {
+            (Ok(source), None) => found = Some((coordinator, source)),
+            (Ok(source), Some((first, other))) if source != other => {
+                let what =
+                    format!("use one local address: {first} is reached from {other}, {coordinator} from {source}");
+                return Err(Error::io(what, io::Error::other("set `bind` to the one that both reach this host at")));
+            }
+            (Ok(_), Some(_)) => {}
+            (Err(error), _) => failed = Some(error),
+        }
+    }
+    found.map(|(_, source)| source).ok_or_else(|| failed.expect("a shard has coordinators"))
+}
+
+fn route_source_to(coordinator: SocketAddrV4) -> Result<Ipv4Addr, Error> {
     let local = || -> io::Result<SocketAddr> {
         let probe = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
         probe.connect(coordinator)?;

@@ -1,6 +1,6 @@
 //! What can go wrong, and what to look at.
 
-use std::{fmt, io, net::SocketAddrV4};
+use std::{fmt, io, net::SocketAddrV4, time::Duration};
 
 use underpass_protocol::{
     client::{Doubt, Failure, Invalid},
@@ -81,23 +81,77 @@ impl Error {
 }
 
 /// A shard, and what is known of why it does not answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnosis {
     /// Its number.
     pub shard: u32,
-    /// Its coordinator.
+    /// Its coordinator, as far as is known: where requests go.
     pub coordinator: SocketAddrV4,
-    /// Whether it has ever answered this client.
+    /// Whether anything of the shard has ever answered this client.
     pub heard: bool,
-    /// The network's latest error about it, if it has not answered since.
+    /// The network's latest error about the coordinator, if nothing has answered since.
     pub error: Option<io::ErrorKind>,
+    /// Everybody who was asked where the coordinator is, or turned a request away.
+    pub contacts: Vec<Contact>,
+}
+
+/// An address of a shard, a coordinator's or a replica's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Contact {
+    /// The address.
+    pub address: SocketAddrV4,
+    /// What it said last, other than replies to requests, and how long ago.
+    pub last: Option<(Said, Duration)>,
+}
+
+/// What an address said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Said {
+    /// It gave a session, or a token for one.
+    Session,
+    /// It rejected a request.
+    Reject(Reason),
+    /// It said who coordinates the shard.
+    Located {
+        /// The latest epoch that it knows of.
+        epoch: u32,
+        /// That epoch's coordinator.
+        coordinator: SocketAddrV4,
+        /// Which is the one who says so, and serves.
+        serves: bool,
+    },
+    /// The network says that it cannot be reached.
+    Error(io::ErrorKind),
+}
+
+impl fmt::Display for Said {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Session => f.write_str("gave a session"),
+            Self::Reject(reason) => write!(f, "rejected: {reason}"),
+            Self::Located { epoch, serves: true, .. } => write!(f, "serves epoch {epoch}"),
+            Self::Located { epoch, coordinator, serves: false } => {
+                write!(f, "does not serve; knows epoch {epoch} of coordinator {coordinator}")
+            }
+            Self::Error(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl fmt::Display for Contact {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.last {
+            None => write!(f, "{} no answer", self.address),
+            Some((said, age)) => write!(f, "{} {said} ({} ms ago)", self.address, age.as_millis()),
+        }
+    }
 }
 
 impl Diagnosis {
     /// What to check when it does not answer, as a sentence that can follow a message.
     pub fn advice(&self) -> String {
         let Self { coordinator, .. } = self;
-        match self.error {
+        let advice = match self.error {
             Some(io::ErrorKind::ConnectionRefused) => format!(
                 ". Connection refused: nothing listens at {coordinator}. Check the address, and that the coordinator runs"
             ),
@@ -111,7 +165,17 @@ impl Diagnosis {
             None => {
                 ". It answered before: check that the coordinator and every replica of the shard still run".to_owned()
             }
+        };
+        advice + &self.account()
+    }
+
+    /// Who was asked, and what each said last; nothing if it was the coordinator alone.
+    fn account(&self) -> String {
+        if self.contacts.iter().all(|contact| contact.address == self.coordinator) {
+            return String::new();
         }
+        let said: Vec<String> = self.contacts.iter().map(Contact::to_string).collect();
+        format!(". Last answers: {}", said.join("; "))
     }
 }
 
@@ -134,12 +198,18 @@ fn no_session_advice(reason: Option<Reason>, at: &Diagnosis) -> String {
     match reason {
         None => at.advice(),
         Some(Reason::Shard) => {
-            format!(". {} does not serve it. Check the shard's number in the configuration", at.coordinator)
+            let account = at.account();
+            format!(". {} does not serve it. Check the shard's number in the configuration{account}", at.coordinator)
         }
         Some(Reason::NoSession) => {
             ". All sessions of the coordinator are taken: close other clients, or give it more sessions".to_owned()
         }
-        Some(Reason::NoMember) => ". Check that the shard's replicas run and have joined".to_owned(),
+        Some(Reason::NoMember) => ". Check that the shard's replicas run and have joined".to_owned() + &at.account(),
+        Some(Reason::Lease | Reason::NotCoordinator | Reason::Epoch) => {
+            ". Nobody coordinates the shard, or not for long yet. Check that one of its coordinators and its replicas run"
+                .to_owned()
+                + &at.account()
+        }
         Some(_) => String::new(),
     }
 }
@@ -147,7 +217,9 @@ fn no_session_advice(reason: Option<Reason>, at: &Diagnosis) -> String {
 fn failed_advice(failure: &Failure, at: &Diagnosis) -> String {
     match *failure {
         Failure::NeverSent(reason) => no_session_advice(reason, at),
-        Failure::Rejected(reason @ (Reason::Shard | Reason::NoMember)) => no_session_advice(Some(reason), at),
+        Failure::Rejected(
+            reason @ (Reason::Shard | Reason::NoMember | Reason::Lease | Reason::NotCoordinator | Reason::Epoch),
+        ) => no_session_advice(Some(reason), at),
         Failure::Rejected(Reason::StoreFull) => ". Delete items, or give every replica more memory".to_owned(),
         Failure::Rejected(_) => String::new(),
     }

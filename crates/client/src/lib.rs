@@ -17,7 +17,7 @@ pub mod placement;
 
 pub use blocking::{Call, Client, Conditional, Number, Recorder, Reply, Stored, Unmet};
 pub use config::{Config, ConfigError, ShardConfig};
-pub use error::{Diagnosis, Error};
+pub use error::{Contact, Diagnosis, Error, Said};
 pub use underpass_protocol::{
     client::{Doubt, Failure, Invalid, Item, Request},
     wire::{Kind, Operand, Reason, Status},

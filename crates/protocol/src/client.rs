@@ -811,8 +811,7 @@ impl Client {
             return;
         }
         let challenges = opening.challenges + 1;
-        let mut opening =
-            Opening { nonce: 0, token: header.token, challenges, tries: 0, unanswered: 0, ..*opening };
+        let mut opening = Opening { nonce: 0, token: header.token, challenges, tries: 0, unanswered: 0, ..*opening };
         if challenges <= CHALLENGES_AT_ONCE {
             self.send_open(&mut opening, now, dice, out);
         } else {

@@ -177,7 +177,7 @@ impl System {
 
     fn config(&self) -> Config {
         let coordinator = std::net::SocketAddrV4::new(self.rack.host("coord").unwrap().addr, PORT);
-        let shards = (0..self.variant.shards).map(|id| ShardConfig { id, coordinator }).collect();
+        let shards = (0..self.variant.shards).map(|id| ShardConfig { id, coordinators: vec![coordinator] }).collect();
         Config { sessions: 8, shards, ..Config::single(0, coordinator) }
     }
 

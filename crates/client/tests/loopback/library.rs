@@ -229,8 +229,11 @@ fn many_threads_share_few_sessions() {
 fn keys_are_spread_over_the_shards() {
     let shards = [Shard::start(0), Shard::start(1), Shard::start(5)];
     let mut config = config(&shards[0]);
-    config.shards =
-        [0, 1, 5].iter().zip(&shards).map(|(&id, shard)| ShardConfig { id, coordinator: shard.coordinator }).collect();
+    config.shards = [0, 1, 5]
+        .iter()
+        .zip(&shards)
+        .map(|(&id, shard)| ShardConfig { id, coordinators: vec![shard.coordinator] })
+        .collect();
     let client = Client::connect(config).unwrap();
     for i in 0..300u32 {
         client.put(&i.to_be_bytes(), &i.to_le_bytes()).unwrap();
@@ -248,7 +251,7 @@ fn a_shard_that_is_down_hinders_its_own_keys_alone() {
     let (up, silent) = (Shard::start(0), UdpSocket::bind("127.0.0.1:0").unwrap());
     let mut config = config(&up);
     let coordinator = silent.local_addr().unwrap().to_string().parse().unwrap();
-    config.shards.push(ShardConfig { id: 1, coordinator });
+    config.shards.push(ShardConfig { id: 1, coordinators: vec![coordinator] });
     config.deadline_ms = 100;
     let client = Client::new(config).unwrap();
     let mut hindered = 0;

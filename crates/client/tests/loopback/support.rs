@@ -167,6 +167,8 @@ impl State {
                 let configuration = Configuration {
                     shard: self.id,
                     epoch: 1,
+                    tenure: 1,
+                    lease_ms: 1000,
                     coordinator_addr: [127, 0, 0, 1].into(),
                     coordinator_port: 5550,
                     members: Vec::new(),

@@ -209,7 +209,9 @@ impl World {
             return self.reject(packet, reason);
         }
         let mut answer = header;
-        let opened = if header.token == 0 { opened } else {
+        let opened = if header.token == 0 {
+            opened
+        } else {
             Opened { configuration: Some(self.configuration.clone()), ..opened }
         };
         if header.token == 0 {

@@ -11,7 +11,11 @@ pub(super) struct Talk {
 
 impl Talk {
     pub(super) fn new() -> Self {
-        Self { client: Client::new(Settings::new(SHARD, here()), &[COORDINATOR]), now: 1000 * MS, out: Output::default() }
+        Self {
+            client: Client::new(Settings::new(SHARD, here()), &[COORDINATOR]),
+            now: 1000 * MS,
+            out: Output::default(),
+        }
     }
 
     /// One that already has session `generation` 1, index 3, with token 77.
