@@ -178,12 +178,9 @@ impl Shard {
             // What it holds is older than this epoch, which others have whole.
             reset = self.record().epoch > answer.epoch;
             "holds what it had before it was removed; it is told to begin empty".to_owned()
-        } else if record.given_up >= answer.epoch && record.given_up > 0 {
-            reset = true;
-            "holds data that were given up; it is told to begin empty".to_owned()
         } else {
             format!(
-                "holds {} items of epoch {}, which this shard's record does not know: restart it to give them up",
+                "holds {} items of epoch {}, which the record of this shard does not count on: restart it to give them up",
                 answer.items, answer.epoch
             )
         };
@@ -194,13 +191,8 @@ impl Shard {
             candidate.trouble = trouble;
         }
         if reset {
-            let mut above = record.clone();
-            if !self.serves() {
-                // Nobody serves; the epoch about to be taken is above what was given up.
-                above.epoch += 1;
-            }
-            let install = self.hello(cx, &above, answer.incarnation, true);
-            cx.send(from, control::emit(self.header(cx, Op::Install, above.epoch), &install));
+            let install = self.hello(cx, &record, answer.incarnation, true);
+            cx.send(from, control::emit(self.header(cx, Op::Install, record.epoch), &install));
         }
         self.candidates.insert(from, candidate);
         self.reconcile(cx)
