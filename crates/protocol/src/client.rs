@@ -511,9 +511,12 @@ impl Client {
 
     fn start_write(&mut self, now: u64, dice: &mut Dice, out: &mut Output) {
         if let Link::Open(session) = &self.link
-            && (session.suspect || now.saturating_sub(session.used) > session.idle_ns / 2)
+            && (session.suspect
+                || now.saturating_sub(session.used) > session.idle_ns / 2
+                || (!session.wrote && session.tenure < self.guide.route().tenure))
         {
-            // A write that meets a session closed for idleness would be of unknown outcome. Rather not try.
+            // A write that meets a session closed for idleness would be of unknown outcome. Rather not try. Nor in one that
+            // no replica has a record of, after a take-over.
             let (id, token) = (session.id, session.token);
             self.retire(now, id, token, None, dice);
         }

@@ -274,12 +274,6 @@ impl Client {
     /// Another coordinator, or the same one without its tables: whatever is not a request begins anew with it. An answer
     /// of the former one to what it was asked before no longer counts.
     fn begin_tenure(&mut self, now: u64, dice: &mut Dice) {
-        if let Link::Open(session) = &mut self.link
-            && !session.wrote
-        {
-            // No replica has a record of it, unless of a write that is outstanding.
-            session.suspect = true;
-        }
         if let Some(Write { phase: Phase::Proving { nonce, due, .. }, .. }) = &mut self.write {
             (*nonce, *due) = (dice.number(), now);
         }
