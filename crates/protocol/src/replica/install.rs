@@ -199,8 +199,8 @@ impl Replica {
         let Some(install) = control::parse::<Install>(packet) else {
             return self.control_reject(Reason::Malformed, from, packet);
         };
-        if from.addr != install.configuration.coordinator_addr {
-            // Without a long answer: whoever forges an address gets nothing out of us.
+        let is_question = install.incarnation != self.incarnation();
+        if from.addr != install.configuration.coordinator_addr && !is_question {
             return self.control_reject(Reason::NotCoordinator, from, packet);
         }
 
@@ -257,11 +257,11 @@ impl Replica {
 
     fn decide(&self, role: Option<&Role>, install: &Install) -> Decision {
         let Install { incarnation, index, reset, configuration, sessions } = install;
-        if let Err(why) = configuration.validate() {
-            return Decision::Refuse(why);
-        }
         if *incarnation != self.incarnation() {
             return Decision::Tell;
+        }
+        if let Err(why) = configuration.validate() {
+            return Decision::Refuse(why);
         }
         let Configuration { shard, epoch, tenure, .. } = *configuration;
         if epoch == 0 || epoch > UP_EPOCH_MAX {

@@ -41,9 +41,9 @@ impl Replica {
         };
         let mut room = PAGE_MAX - page.emit().len();
         let mut add = |page: &mut Collected, cursor, held: Held| {
-            let fits = held.len() <= room;
+            let fits = held.page_len() <= room;
             if fits {
-                room -= held.len();
+                room -= held.page_len();
                 page.held.push(held);
             } else {
                 page.next = cursor;
@@ -52,7 +52,7 @@ impl Replica {
         };
         if cursor < ABORTED {
             // As many as a page can hold, and one more to know where the next begins.
-            let shortest = Held::Version { key: vec![0], seq: 0, writer: None }.len();
+            let shortest = Held::Version { key: vec![0], seq: 0, writer: None }.page_len();
             for (seq, key, writer) in self.store.unsettled(cursor, PAGE_MAX / shortest + 1) {
                 let slot = writer.and_then(|index| role.sessions.lock(index));
                 let record = slot.map(|slot| slot.record).filter(|record| record.seq == seq);
