@@ -1,15 +1,18 @@
 //! The replica: holds every item of one shard in versions, applies ordered writes, answers reads straight to the client.
 //!
 //! [`Replica::handle`] takes one datagram in a buffer, and leaves its answer in that buffer; [`Replica::control`] takes those
-//! that the agent sends. [`Replica::step`] is both, for whoever wants values in and values out. No time is passed in: all that
-//! a replica judges by time, it judges by the `time` of the packet at hand.
+//! that agents and other replicas send; [`Replica::tick`] asks again what was not answered. [`Replica::step`] is all of it, for
+//! whoever wants values in and values out.
+//!
+//! Expiry is judged by the `time` of the packet at hand. The replica's own clock is passed in, in milliseconds, monotonic; it
+//! bears on its lease, and on when to ask again.
 //!
 //! # Threads
 //!
 //! Every function takes `&self`, so several threads may drive one replica. A datagram is then handled as if alone:
 //!
-//! - The **role** (epoch, coordinator, session table) is read-locked for as long as a datagram is handled. INSTALL takes it
-//!   for writing, so no write of the old epoch is half way when the session records of the new one start out empty.
+//! - The **role** (configuration, lease, session table) is read-locked for as long as a datagram is handled. INSTALL takes it
+//!   for writing, so no write of the old tenure is half way when a new coordinator collects what is held.
 //! - A write holds its **session's record** from the claim until the outcome is recorded (protocol.md, section 3, "one
 //!   atomic claim"). A duplicate on another thread waits, then finds the request recorded and acknowledges it. A version
 //!   and the record of its writer thus come into being together, or not at all when there is no room.
@@ -19,10 +22,19 @@
 //!   which that shard was pruned never asks for a version that is gone. Shards raised a moment later answer with an older
 //!   `stable`, which is as right: the bound in the packet alone makes a read linearizable.
 //!
-//! Locks are always taken in the order role, session's record, key shard, and never two of a kind, so there is no deadlock.
+//! Locks are always taken in the order role, session's record, key shard, and never two of a kind, so there is no deadlock. Two
+//! more are held while no other is asked for: the one of what is being fetched, and the one of the places that pages were cut
+//! at.
+//!
+//! A version above `stable` goes out together with its writer's record though these are read one after the other: the version
+//! first, then the record, whose lock the writer holds until both are there. If the record is of a later write by then, this one
+//! was resolved.
 
 mod chain;
+mod donate;
+mod fetch;
 mod install;
+mod repair;
 mod sessions;
 mod store;
 
@@ -32,7 +44,7 @@ mod tests;
 use std::{
     cmp::Ordering,
     sync::{
-        RwLock,
+        Mutex, RwLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
@@ -44,12 +56,17 @@ pub use self::{
     store::Usage,
 };
 use self::{
+    donate::Cuts,
+    fetch::Fetching,
     install::Role,
     store::{Refused, Store},
 };
-use crate::wire::{
-    DATAGRAM_MAX, Endpoint, HEADER_LEN, Header, KEY_MAX, Kind, Op, Operand, PAYLOAD_MAX, Packet, Reason, Status,
-    WireError,
+use crate::{
+    control::{ClusterKey, Copying},
+    wire::{
+        DATAGRAM_MAX, Endpoint, HEADER_LEN, Header, KEY_MAX, Kind, Op, Operand, PAYLOAD_MAX, Packet, Reason, Status,
+        WireError,
+    },
 };
 
 /// What a replica is given at its start.
@@ -57,18 +74,21 @@ use crate::wire::{
 pub struct Settings {
     /// This life of the replica: never 0, never used before.
     pub incarnation: u64,
-    /// Memory for keys, values, versions and their table, in bytes. The session table is extra: 56 bytes for each session.
+    /// Memory for keys, values, versions and their table, in bytes. The session table is extra: 72 bytes for each session.
     pub budget_bytes: u64,
     /// Independently locked parts of the store: a power of two up to 512.
     pub key_shards: usize,
     /// Secret key of the hash table.
     pub hash_key: [u8; 16],
+    /// Seals messages between agents and replicas.
+    pub cluster_key: ClusterKey,
 }
 
 impl Settings {
     /// Settings for tests and simulation: few key shards and a hash key that is no secret.
     pub fn simulated(incarnation: u64, budget_bytes: u64) -> Self {
-        Self { incarnation, budget_bytes, key_shards: 4, hash_key: *b"not a secret key" }
+        let (hash_key, cluster_key) = (*b"not a secret key", ClusterKey::default());
+        Self { incarnation, budget_bytes, key_shards: 4, hash_key, cluster_key }
     }
 }
 
@@ -82,6 +102,24 @@ pub struct Published {
     pub forget_sessions: bool,
     /// Hole 13: a PUT older than the newest version is acknowledged without being kept.
     pub ignore_loser: bool,
+    /// Hole 16: versions are copied without the records of their writers, and session records not at all.
+    pub copy_no_records: bool,
+    /// Hole 10: packets of any epoch and of any coordinator are obeyed.
+    pub accept_old_tenure: bool,
+    /// Hole 10: reads are answered without a lease.
+    pub ignore_lease: bool,
+    /// Hole 14: nothing is frozen, and a late copy of an aborted write is processed.
+    pub no_freeze: bool,
+    /// Hole 14: a copy of an aborted write is acknowledged as processed.
+    pub abort_is_processed: bool,
+    /// A learner drops tombstones when they are stable, so that a chain copied late brings an item back.
+    pub learner_drops_tombstones: bool,
+    /// A pulled version is stored even if `stable` says that a newer one has replaced it.
+    pub pull_ignores_stable: bool,
+    /// A learner executes a conditional write on a chain that it has not copied.
+    pub execute_uncopied: bool,
+    /// Hole 17: a learner takes part as active though it has not copied everything.
+    pub half_learner: bool,
 }
 
 /// Why a datagram got no answer.
@@ -118,10 +156,20 @@ pub enum Drop {
     ValueLength,
     /// An answer to an address that is not IPv4, or to port 0.
     ReplyAddress,
+    /// A message for agents and replicas alone, without the seal of the cluster's key.
+    Unsealed,
+    /// A copy of a write that waits for its fate.
+    Frozen,
+    /// A conditional write on a key that is not copied yet, while no more can wait.
+    Uncopied,
+    /// FETCHED that was not asked for, or not any more.
+    Unasked,
+    /// FETCHED for which there is no room: it is asked for again.
+    NoRoom,
 }
 
 impl Drop {
-    const ALL: [(Self, &'static str); 15] = [
+    const ALL: [(Self, &'static str); 20] = [
         (Self::Truncated, "truncated"),
         (Self::TooLong, "too_long"),
         (Self::Magic, "magic"),
@@ -137,6 +185,11 @@ impl Drop {
         (Self::KeyLength, "key_length"),
         (Self::ValueLength, "value_length"),
         (Self::ReplyAddress, "reply_address"),
+        (Self::Unsealed, "unsealed"),
+        (Self::Frozen, "frozen"),
+        (Self::Uncopied, "uncopied"),
+        (Self::Unasked, "unasked"),
+        (Self::NoRoom, "no_room"),
     ];
 }
 
@@ -157,6 +210,22 @@ pub enum Count {
     InstallRefused,
     /// A HEARTBEAT obeyed.
     Heartbeat,
+    /// Everything given up, as an INSTALL ordered.
+    Reset,
+    /// A COLLECT answered.
+    Collect,
+    /// A PULL obeyed.
+    Pull,
+    /// A FETCH answered.
+    Fetch,
+    /// A FETCHED stored.
+    Fetched,
+    /// A QUERY or ABORT answered.
+    Answer,
+    /// A LOCATE answered.
+    Located,
+    /// A conditional write that waits for its key's chain.
+    Parked,
     /// R_REJECT.
     ReadReject(Reason),
     /// W_REJECT.
@@ -167,12 +236,14 @@ pub enum Count {
     Drop(Drop),
 }
 
+/// Counts without a reason or a kind.
+const PLAIN: usize = 14;
 const KINDS: usize = Kind::ALL.len();
 const REASONS: usize = Reason::ALL.len() + 1;
 
 impl Count {
     /// Number of different counts.
-    pub const LEN: usize = 6 + KINDS + 3 * REASONS + Drop::ALL.len();
+    pub const LEN: usize = PLAIN + KINDS + 3 * REASONS + Drop::ALL.len();
 
     /// Place of the count in an array of [`Count::LEN`].
     pub fn index(self) -> usize {
@@ -183,11 +254,19 @@ impl Count {
             Self::Install => 3,
             Self::InstallRefused => 4,
             Self::Heartbeat => 5,
-            Self::Write(kind) => 6 + kind as usize,
-            Self::ReadReject(reason) => 6 + KINDS + reason as usize,
-            Self::WriteReject(reason) => 6 + KINDS + REASONS + reason as usize,
-            Self::ControlReject(reason) => 6 + KINDS + 2 * REASONS + reason as usize,
-            Self::Drop(reason) => 6 + KINDS + 3 * REASONS + reason as usize,
+            Self::Reset => 6,
+            Self::Collect => 7,
+            Self::Pull => 8,
+            Self::Fetch => 9,
+            Self::Fetched => 10,
+            Self::Answer => 11,
+            Self::Located => 12,
+            Self::Parked => 13,
+            Self::Write(kind) => PLAIN + kind as usize,
+            Self::ReadReject(reason) => PLAIN + KINDS + reason as usize,
+            Self::WriteReject(reason) => PLAIN + KINDS + REASONS + reason as usize,
+            Self::ControlReject(reason) => PLAIN + KINDS + 2 * REASONS + reason as usize,
+            Self::Drop(reason) => PLAIN + KINDS + 3 * REASONS + reason as usize,
         }
     }
 
@@ -200,6 +279,14 @@ impl Count {
             (Self::Install, "install"),
             (Self::InstallRefused, "install_refused"),
             (Self::Heartbeat, "heartbeat"),
+            (Self::Reset, "reset"),
+            (Self::Collect, "collect"),
+            (Self::Pull, "pull"),
+            (Self::Fetch, "fetch"),
+            (Self::Fetched, "fetched"),
+            (Self::Answer, "answer"),
+            (Self::Located, "located"),
+            (Self::Parked, "parked"),
         ];
         let name = |reason: &Reason| snake_case(&format!("{reason:?}"));
         plain
@@ -241,6 +328,8 @@ pub enum Verdict {
     },
     /// Not touched: it is for [`Replica::control`].
     Control,
+    /// Kept until the chain of its key is here, which [`Replica::tick`] asks for at once.
+    Parked,
 }
 
 /// Something that happens to a replica.
@@ -319,15 +408,27 @@ pub struct Membership {
     pub index: u8,
     /// The epoch's coordinator.
     pub coordinator: Endpoint,
+    /// The epoch at which that coordinator took over.
+    pub tenure: u32,
+    /// Whether it may answer reads, given a lease.
+    pub active: bool,
+    /// End of its lease by its own clock; 0: none yet.
+    pub lease_until_ms: u64,
 }
 
 /// A replica of one shard.
 pub struct Replica {
-    incarnation: u64,
+    /// Changed while the role is locked for writing.
+    incarnation: AtomicU64,
+    cluster_key: ClusterKey,
     role: RwLock<Option<Role>>,
     store: Store,
     /// The highest `stable` heard; each key shard has the one by which it was pruned.
     stable: AtomicU64,
+    /// The latest packet time seen.
+    time: AtomicU64,
+    fetching: Mutex<Fetching>,
+    cuts: Mutex<Cuts>,
     /// Published behaviours switched in.
     #[cfg(feature = "published")]
     pub published: Published,
@@ -341,30 +442,33 @@ impl Replica {
     pub fn new(settings: Settings) -> Self {
         assert_ne!(settings.incarnation, 0, "incarnation 0 means unknown");
         Self {
-            incarnation: settings.incarnation,
+            incarnation: AtomicU64::new(settings.incarnation),
+            cluster_key: settings.cluster_key,
             role: RwLock::new(None),
             store: Store::new(settings.key_shards, settings.hash_key, settings.budget_bytes),
             stable: AtomicU64::new(0),
+            time: AtomicU64::new(0),
+            fetching: Mutex::default(),
+            cuts: Mutex::default(),
             #[cfg(feature = "published")]
             published: Published::default(),
         }
     }
 
     /// Handles one event.
-    pub fn step(&self, event: Event<'_>) -> Vec<Action> {
+    pub fn step(&self, now_ms: u64, event: Event<'_>) -> Vec<Action> {
         let Event::Datagram { from, bytes } = event;
-        let mut buffer = [0; DATAGRAM_MAX];
-        let kept = bytes.len().min(DATAGRAM_MAX);
-        buffer[..kept].copy_from_slice(&bytes[..kept]);
-        if bytes.len() > DATAGRAM_MAX && !is_control(bytes) {
+        if is_control(bytes) {
+            return self.control(now_ms, from, bytes);
+        }
+        if bytes.len() > DATAGRAM_MAX {
             return vec![Action::Count(Count::Drop(Drop::TooLong))];
         }
-        match if is_control(bytes) { Verdict::Control } else { self.handle(from, &mut buffer, kept) } {
-            Verdict::Dropped(reason) => vec![Action::Count(Count::Drop(reason))],
-            Verdict::Answer { to, len, count } => {
-                vec![Action::Count(count), Action::Send { to, bytes: buffer[..len].to_vec() }]
-            }
-            Verdict::Control => self.control(from, bytes),
+        let mut buffer = [0; DATAGRAM_MAX];
+        buffer[..bytes.len()].copy_from_slice(bytes);
+        match self.handle(now_ms, from, &mut buffer, bytes.len()) {
+            Verdict::Parked => [vec![Action::Count(Count::Parked)], self.tick(now_ms)].concat(),
+            verdict => actions(verdict, &buffer),
         }
     }
 
@@ -373,7 +477,7 @@ impl Replica {
     ///
     /// # Panics
     /// If the buffer is shorter than [`DATAGRAM_MAX`] or `len` is not within it.
-    pub fn handle(&self, from: Endpoint, buffer: &mut [u8], len: usize) -> Verdict {
+    pub fn handle(&self, now_ms: u64, from: Endpoint, buffer: &mut [u8], len: usize) -> Verdict {
         assert!(buffer.len() >= DATAGRAM_MAX, "a buffer of {} bytes has no room for an answer", buffer.len());
         let packet = match Packet::parse(&buffer[..len]) {
             Ok(packet) => packet,
@@ -394,14 +498,14 @@ impl Replica {
             return Verdict::Dropped(Drop::TooLong);
         }
         match header.op {
-            Op::Read => self.read(from, header, buffer),
+            Op::Read => self.read(now_ms, from, header, buffer),
             Op::Write => self.write(from, header, buffer),
             _ => Verdict::Dropped(Drop::Op),
         }
     }
 
     /// READ at a replica.
-    fn read(&self, from: Endpoint, mut header: Header, buffer: &mut [u8]) -> Verdict {
+    fn read(&self, now_ms: u64, from: Endpoint, mut header: Header, buffer: &mut [u8]) -> Verdict {
         let role = self.role.read().expect("a thread panicked while it installed an epoch");
         let Some(role) = &*role else {
             return reject(Op::RReject, Reason::Epoch, 0, from, header, buffer);
@@ -409,8 +513,9 @@ impl Replica {
         if header.shard != role.shard {
             return reject(Op::RReject, Reason::Shard, role.epoch, from, header, buffer);
         }
-        if from != role.coordinator {
-            let reason = if header.epoch == role.epoch { Reason::NotCoordinator } else { Reason::Epoch };
+        let takes = self.takes(role, header.epoch);
+        if from != role.coordinator && !self.accepts_old_tenure() {
+            let reason = if takes { Reason::NotCoordinator } else { Reason::Epoch };
             return reject(Op::RReject, reason, role.epoch, from, header, buffer);
         }
         // What our coordinator passes on came from the client, and a reject goes back there. To anybody else's word of a
@@ -419,8 +524,10 @@ impl Replica {
             return Verdict::Dropped(Drop::ReplyAddress);
         };
         let key_len = usize::from(header.key_len);
-        let reason = if header.epoch != role.epoch {
+        let reason = if !takes {
             Some(Reason::Epoch)
+        } else if !self.has_lease(role, now_ms) {
+            Some(Reason::Lease)
         } else if key_len == 0 || key_len > KEY_MAX {
             Some(Reason::KeyLength)
         } else if header.value_len != 0 {
@@ -449,6 +556,27 @@ impl Replica {
         Verdict::Answer { to, len: header.datagram_len(), count }
     }
 
+    /// Whether packets of this epoch are obeyed: those of the present coordinator are, however late.
+    fn takes(&self, role: &Role, epoch: u32) -> bool {
+        epoch.wrapping_sub(role.tenure) <= role.epoch - role.tenure || self.accepts_old_tenure()
+    }
+
+    fn accepts_old_tenure(&self) -> bool {
+        #[cfg(feature = "published")]
+        return self.published.accept_old_tenure;
+        #[cfg(not(feature = "published"))]
+        false
+    }
+
+    /// Whether reads may be answered now. A learner's never are: it has not all that is committed.
+    fn has_lease(&self, role: &Role, now_ms: u64) -> bool {
+        #[cfg(feature = "published")]
+        if self.published.ignore_lease {
+            return true;
+        }
+        now_ms < role.lease_until_ms.load(Relaxed) && !role.learner
+    }
+
     fn bound(&self, header: &Header) -> u64 {
         #[cfg(feature = "published")]
         if self.published.ignore_bound {
@@ -464,12 +592,13 @@ impl Replica {
         if header.shard != role.shard {
             return Verdict::Dropped(Drop::Shard);
         }
-        if header.epoch != role.epoch {
+        if !self.takes(role, header.epoch) {
             return Verdict::Dropped(Drop::Epoch);
         }
-        if from != role.coordinator {
+        if from != role.coordinator && !self.accepts_old_tenure() {
             return Verdict::Dropped(Drop::NotCoordinator);
         }
+        self.see_time(header.time);
         let key_len = usize::from(header.key_len);
         if key_len == 0 || key_len > KEY_MAX {
             return Verdict::Dropped(Drop::KeyLength);
@@ -484,36 +613,41 @@ impl Replica {
         }
 
         // The claim: the record stays locked until it says what became of the write.
-        let Some(mut record) = role.sessions.lock(header.session.index()) else {
+        let Some(mut slot) = role.sessions.lock(header.session.index()) else {
             return Verdict::Dropped(Drop::Session);
         };
-        let count = match self.compare(&record, &header) {
+        let count = match self.compare(&slot.record, &header) {
             Ordering::Less => return Verdict::Dropped(Drop::Old),
             Ordering::Equal => Count::WriteAgain,
             Ordering::Greater => {
+                if slot.frozen == (header.session, header.request) {
+                    return Verdict::Dropped(Drop::Frozen);
+                }
                 let applied = self.store.write(
                     kind,
                     key,
                     &operand,
                     header.seq,
                     header.time,
+                    header.session.index(),
+                    role.learner && self.lacks_chains(role),
                     #[cfg(feature = "published")]
                     self.published.ignore_loser,
                 );
                 match applied {
-                    Ok((status, result)) => {
-                        *record = SessionRecord {
-                            session: header.session,
-                            request: header.request,
-                            seq: header.seq,
-                            status: status.to_wire(),
-                            kind: header.kind,
-                            result,
-                            token: header.token,
-                            client: header.reply_to().unwrap_or(SessionRecord::default().client),
-                        };
-                    }
+                    Ok((status, result)) => slot.set(SessionRecord {
+                        session: header.session,
+                        request: header.request,
+                        seq: header.seq,
+                        status: status.to_wire(),
+                        kind: header.kind,
+                        result,
+                        token: header.token,
+                        client: header.reply_to().unwrap_or(SessionRecord::default().client),
+                    }),
                     Err(Refused::Resolved) => return Verdict::Dropped(Drop::Resolved),
+                    Err(Refused::Session) => return Verdict::Dropped(Drop::Session),
+                    Err(Refused::Uncopied) => return self.park(from, &header, buffer),
                     Err(Refused::Full) => {
                         // Not definite: the write is pending at the coordinator, and its retransmission may find room.
                         return match header.reply_to().filter(|to| to.port != 0) {
@@ -525,10 +659,10 @@ impl Replica {
                 Count::Write(kind)
             }
         };
-        let SessionRecord { seq, status, result, .. } = *record;
+        let SessionRecord { seq, status, result, .. } = slot.record;
 
         header.op = Op::WReply;
-        header.status = status;
+        header.status = self.acknowledged(status);
         header.cnt = role.index;
         header.seq = seq;
         let value_len = if kind == Kind::Incr { 8 } else { 0 };
@@ -539,9 +673,37 @@ impl Replica {
         Verdict::Answer { to: from, len: header.datagram_len(), count }
     }
 
+    fn acknowledged(&self, status: u8) -> u8 {
+        #[cfg(feature = "published")]
+        if self.published.abort_is_processed && status == Status::Aborted.to_wire() {
+            return Status::Ok.to_wire();
+        }
+        status
+    }
+
+    /// Whether a learner may meet keys whose chain is still at the donor.
+    fn lacks_chains(&self, role: &Role) -> bool {
+        #[cfg(feature = "published")]
+        if self.published.execute_uncopied {
+            return false;
+        }
+        !role.copied.load(Relaxed)
+    }
+
+    /// Time is stamped in milliseconds, so this seldom writes.
+    fn see_time(&self, time: u64) {
+        if time > self.time.load(Relaxed) {
+            self.time.fetch_max(time, Relaxed);
+        }
+    }
+
     fn compare(&self, record: &SessionRecord, header: &Header) -> Ordering {
         #[cfg(feature = "published")]
         if self.published.forget_sessions {
+            return Ordering::Greater;
+        }
+        #[cfg(feature = "published")]
+        if self.published.no_freeze && record.is_aborted() && record.seq == header.seq {
             return Ordering::Greater;
         }
         record.compare(header.session, header.request)
@@ -549,14 +711,27 @@ impl Replica {
 
     /// This life of the replica.
     pub fn incarnation(&self) -> u64 {
-        self.incarnation
+        self.incarnation.load(Relaxed)
     }
 
     /// The part it takes, if any.
     pub fn membership(&self) -> Option<Membership> {
         let role = self.role.read().expect("a thread panicked while it installed an epoch");
-        let Role { shard, epoch, index, coordinator, .. } = role.as_ref()?;
-        Some(Membership { shard: *shard, epoch: *epoch, index: *index, coordinator: *coordinator })
+        let role = role.as_ref()?;
+        Some(Membership {
+            shard: role.shard,
+            epoch: role.epoch,
+            index: role.index,
+            coordinator: role.coordinator,
+            tenure: role.tenure,
+            active: !role.learner,
+            lease_until_ms: role.lease_until_ms.load(Relaxed),
+        })
+    }
+
+    /// How far it is with copying; `None` if it was not told to copy.
+    pub fn copying(&self) -> Option<Copying> {
+        self.fetching().copying()
     }
 
     /// Every write up to here is resolved on every member.
@@ -578,7 +753,7 @@ impl Replica {
             index: role.map_or(0, |role| role.index),
             stable: self.stable(),
             items: self.store.dump(),
-            sessions: role.map_or(Vec::new(), |role| role.sessions.dump()),
+            sessions: role.map_or(Vec::new(), |role| role.sessions.records(0).collect()),
         }
     }
 
@@ -600,6 +775,18 @@ impl Replica {
 /// Whether the bytes are a control packet's.
 fn is_control(bytes: &[u8]) -> bool {
     Packet::parse(bytes).is_ok_and(|packet| packet.header.op.is_control())
+}
+
+/// What was decided of a datagram, as values.
+fn actions(verdict: Verdict, buffer: &[u8]) -> Vec<Action> {
+    match verdict {
+        Verdict::Dropped(reason) => vec![Action::Count(Count::Drop(reason))],
+        Verdict::Answer { to, len, count } => {
+            vec![Action::Count(count), Action::Send { to, bytes: buffer[..len].to_vec() }]
+        }
+        Verdict::Parked => vec![Action::Count(Count::Parked)],
+        Verdict::Control => unreachable!("control packets are not passed on as data"),
+    }
 }
 
 /// Turns a request into a reject with the replica's epoch. The value is cut off: no larger than what it answers.

@@ -245,10 +245,12 @@ impl Fetched {
 impl Chain {
     /// Bytes on a page.
     pub fn len(&self) -> usize {
-        let version = |(version, record): &(VersionDump, Option<SessionRecord>)| {
-            8 + 8 + 8 + 1 + 4 + version.data.as_ref().map_or(0, Vec::len) + record.as_ref().map_or(0, |_| RECORD_LEN)
-        };
-        1 + self.key.len() + 2 + self.versions.iter().map(version).sum::<usize>()
+        1 + self.key.len() + 2 + self.versions.iter().map(Self::version_len).sum::<usize>()
+    }
+
+    /// Bytes that one version adds.
+    pub(crate) fn version_len((version, record): &(VersionDump, Option<SessionRecord>)) -> usize {
+        8 + 8 + 8 + 1 + 4 + version.data.as_ref().map_or(0, Vec::len) + record.as_ref().map_or(0, |_| RECORD_LEN)
     }
 
     /// Whether it has no versions.

@@ -2,6 +2,7 @@
 
 use std::mem;
 
+use super::VersionDump;
 use crate::wire::{Kind, Operand, PAYLOAD_MAX, Status};
 
 /// Versions above `stable` beyond which a key takes no newer one. Older ones that come late are taken beyond it, at most
@@ -24,6 +25,10 @@ pub(super) struct Version {
     key_len: u8,
     /// The key has no item as of this version.
     pub tombstone: bool,
+    /// A learner: the donor's versions of the key are in the chain. Kept at the head alone.
+    pub copied: bool,
+    /// A learner: the key is among those to look at when it becomes active. Kept at the head alone.
+    pub kept: bool,
     /// Versions in the chain. Kept at the head alone.
     len: u32,
     older: Option<Box<Version>>,
@@ -79,6 +84,7 @@ impl Version {
     pub fn insert(&mut self, mut version: Version) {
         let len = self.len + 1;
         if version.seq > self.seq {
+            (version.copied, version.kept) = (self.copied, self.kept);
             version.older = Some(Box::new(mem::replace(self, version_placeholder())));
             *self = version;
         } else {
@@ -124,6 +130,38 @@ impl Version {
     }
 }
 
+impl Version {
+    /// A version that another replica holds.
+    pub fn of(key: &[u8], dump: &VersionDump) -> Self {
+        let data = dump.data.as_deref().unwrap_or_default();
+        let mut blob = Vec::with_capacity(key.len() + data.len());
+        blob.extend_from_slice(key);
+        blob.extend_from_slice(data);
+        Self {
+            blob: blob.into_boxed_slice(),
+            seq: dump.seq,
+            cas: dump.cas,
+            expiry: dump.expiry,
+            key_len: key.len() as u8,
+            tombstone: dump.data.is_none(),
+            copied: false,
+            kept: false,
+            len: 1,
+            older: None,
+        }
+    }
+
+    /// For others.
+    pub fn dump(&self) -> VersionDump {
+        VersionDump {
+            seq: self.seq,
+            cas: self.cas,
+            expiry: self.expiry,
+            data: (!self.tombstone).then(|| self.data().to_vec()),
+        }
+    }
+}
+
 impl Drop for Version {
     fn drop(&mut self) {
         let mut dropped = self.older.take();
@@ -135,7 +173,18 @@ impl Drop for Version {
 
 /// Stands in a slot for the moment in which its version moves.
 fn version_placeholder() -> Version {
-    Version { blob: Box::default(), seq: 0, cas: 0, expiry: 0, key_len: 0, tombstone: true, len: 0, older: None }
+    Version {
+        blob: Box::default(),
+        seq: 0,
+        cas: 0,
+        expiry: 0,
+        key_len: 0,
+        tombstone: true,
+        copied: false,
+        kept: false,
+        len: 0,
+        older: None,
+    }
 }
 
 /// Content of the version that a write stores.
@@ -263,6 +312,8 @@ impl<'a> Outcome<'a> {
             expiry: self.expiry,
             key_len: key.len() as u8,
             tombstone: matches!(self.content, Content::Tombstone),
+            copied: false,
+            kept: false,
             len: 1,
             older: None,
         }

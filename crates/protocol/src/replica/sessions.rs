@@ -7,7 +7,7 @@ use std::{
     sync::{Mutex, MutexGuard},
 };
 
-use crate::wire::{Endpoint, SessionId};
+use crate::wire::{Endpoint, SessionId, Status};
 
 /// The last write processed of the session with one index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct SessionRecord {
     pub request: u64,
     /// Its sequence number.
     pub seq: u64,
-    /// Its outcome, as on the wire.
+    /// Its outcome, as on the wire. ABORTED: nobody processed it, and it will never have an effect.
     pub status: u8,
     /// What the write does, as on the wire.
     pub kind: u8,
@@ -42,35 +42,91 @@ impl SessionRecord {
     pub fn compare(&self, session: SessionId, request: u64) -> Ordering {
         (session.generation(), request).cmp(&(self.session.generation(), self.request))
     }
+
+    /// Whether it is of a write without effect.
+    pub fn is_aborted(&self) -> bool {
+        self.status == Status::Aborted.to_wire()
+    }
+}
+
+/// What is kept under one session index.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Slot {
+    pub record: SessionRecord,
+    /// The write of which copies are ignored until its fate is decided: (session, request), newer than the record; session
+    /// 0: none.
+    pub frozen: (SessionId, u64),
+}
+
+impl Slot {
+    /// Takes a record from elsewhere: the later one stays, and a processed write stays processed (protocol.md, section 7).
+    pub fn merge(&mut self, other: &SessionRecord) {
+        let newer = match self.record.compare(other.session, other.request) {
+            Ordering::Greater => true,
+            Ordering::Equal => self.record.is_aborted() && !other.is_aborted(),
+            Ordering::Less => false,
+        };
+        if newer {
+            self.set(*other);
+        }
+    }
+
+    /// Puts a record in place, which thaws what it decides.
+    pub fn set(&mut self, record: SessionRecord) {
+        self.record = record;
+        if record.compare(self.frozen.0, self.frozen.1) != Ordering::Greater {
+            self.frozen = Default::default();
+        }
+    }
 }
 
 // What `Settings::budget_bytes` says about the table.
-const _: () = assert!(mem::size_of::<Mutex<SessionRecord>>() == 56);
+const _: () = assert!(mem::size_of::<Mutex<Slot>>() == 72);
 
 pub(super) struct SessionTable {
-    records: Box<[Mutex<SessionRecord>]>,
+    slots: Vec<Mutex<Slot>>,
 }
 
 impl SessionTable {
-    pub fn new(sessions: usize) -> Self {
-        Self { records: (0..sessions).map(|_| Mutex::default()).collect() }
+    pub fn new() -> Self {
+        Self { slots: Vec::new() }
     }
 
-    pub fn len(&self) -> usize {
-        self.records.len()
+    /// Makes room for so many sessions. What is held stays, beyond that number too.
+    pub fn grow(&mut self, sessions: usize) {
+        if sessions > self.slots.len() {
+            self.slots.resize_with(sessions, Mutex::default);
+        }
     }
 
-    /// The record of this index, locked; `None` beyond the table.
-    pub fn lock(&self, index: u16) -> Option<MutexGuard<'_, SessionRecord>> {
-        let record = self.records.get(usize::from(index))?;
-        Some(record.lock().expect("a thread panicked with a session's record locked"))
+    /// Whether no record is held.
+    pub fn is_empty(&self) -> bool {
+        self.end() == 0
     }
 
-    pub fn dump(&self) -> Vec<(u16, SessionRecord)> {
-        let records = self.records.iter().enumerate();
-        records
-            .map(|(index, record)| (index as u16, *record.lock().expect("a thread panicked with a record locked")))
+    /// Thaws every frozen write.
+    pub fn thaw(&mut self) {
+        for slot in &mut self.slots {
+            slot.get_mut().expect("a thread panicked with a session's record locked").frozen = Default::default();
+        }
+    }
+
+    /// The slot of this index, locked; `None` beyond the table.
+    pub fn lock(&self, index: u16) -> Option<MutexGuard<'_, Slot>> {
+        let slot = self.slots.get(usize::from(index))?;
+        Some(slot.lock().expect("a thread panicked with a session's record locked"))
+    }
+
+    /// One beyond the highest index in use.
+    pub fn end(&self) -> u32 {
+        let used = |index: &u32| self.lock(*index as u16).is_some_and(|slot| slot.record.session != SessionId(0));
+        (0..self.slots.len() as u32).rev().find(used).map_or(0, |index| index + 1)
+    }
+
+    /// The records in use from this index on.
+    pub fn records(&self, from: u16) -> impl Iterator<Item = (u16, SessionRecord)> {
+        (from..=u16::MAX)
+            .map_while(|index| Some((index, self.lock(index)?.record)))
             .filter(|(_, record)| record.session != SessionId(0))
-            .collect()
     }
 }

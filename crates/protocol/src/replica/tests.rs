@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    control::{self, Configuration, Heartbeat, Install, Installed, MemberInfo},
+    control::{self, Configuration, Heartbeat, HeartbeatAck, Install, Installed, MemberInfo},
     wire::SessionId,
 };
 
@@ -16,17 +16,30 @@ const BASE: u64 = (EPOCH as u64) << 40;
 const COORDINATOR: Endpoint = Endpoint { addr: Ipv4Addr::new(10, 0, 0, 1), port: 5550 };
 const CLIENT: Endpoint = Endpoint { addr: Ipv4Addr::new(10, 0, 0, 9), port: 4000 };
 
+/// The replica's own clock in tests that do not care.
+const NOW_MS: u64 = 5000;
+const LEASE_MS: u64 = 1000;
+
+fn member(index: u8, incarnation: u64, active: bool) -> MemberInfo {
+    let addr = Ipv4Addr::new(10, 0, 0, 2 + index);
+    MemberInfo { index, id: 7 + u32::from(index), incarnation, addr, port: 5550, active }
+}
+
+/// Member 0 is life 999 of somebody else, member 1 the given one.
 fn configuration(epoch: u32, incarnation: u64) -> Configuration {
     Configuration {
         shard: 1,
         epoch,
+        tenure: epoch,
+        lease_ms: LEASE_MS,
         coordinator_addr: COORDINATOR.addr,
         coordinator_port: COORDINATOR.port,
-        members: vec![
-            MemberInfo { id: 7, incarnation: 999, addr: Ipv4Addr::new(10, 0, 0, 2), port: 5550, active: true },
-            MemberInfo { id: 8, incarnation, addr: Ipv4Addr::new(10, 0, 0, 3), port: 5550, active: true },
-        ],
+        members: vec![member(0, 999, true), member(1, incarnation, true)],
     }
+}
+
+fn asking(configuration: Configuration, incarnation: u64) -> Install {
+    Install { incarnation, index: 1, reset: false, configuration, sessions: 64 }
 }
 
 fn sent(actions: &[Action]) -> Vec<(Endpoint, &[u8])> {
@@ -44,7 +57,22 @@ fn only<'a>(actions: &'a [Action]) -> (Endpoint, Packet<'a>) {
 }
 
 fn datagram(replica: &Replica, from: Endpoint, bytes: &[u8]) -> Vec<Action> {
-    replica.step(Event::Datagram { from, bytes })
+    at(replica, NOW_MS, from, bytes)
+}
+
+/// As an agent or replica sends it, if it is theirs to send.
+fn at(replica: &Replica, now_ms: u64, from: Endpoint, bytes: &[u8]) -> Vec<Action> {
+    replica.step(now_ms, Event::Datagram { from, bytes: &sealed(bytes) })
+}
+
+fn sealed(bytes: &[u8]) -> Vec<u8> {
+    let client = |op| matches!(op, Op::Open | Op::Close | Op::Locate);
+    match Packet::parse(bytes) {
+        Ok(Packet { header: Header { op, .. }, .. }) if op.is_control() && !client(op) => {
+            control::seal(bytes.to_vec(), ClusterKey::default())
+        }
+        _ => bytes.to_vec(),
+    }
 }
 
 fn install(replica: &Replica, install: &Install) -> Installed {
@@ -59,17 +87,27 @@ fn install(replica: &Replica, install: &Install) -> Installed {
 
 fn started(budget_bytes: u64) -> Replica {
     let replica = Replica::new(Settings::simulated(42, budget_bytes));
-    let request = Install { index: 1, configuration: configuration(EPOCH, 42), sessions: 64, clean_epoch: 0 };
-    assert_eq!(
-        install(&replica, &request),
-        Installed { incarnation: 42, epoch: EPOCH, refusal: String::new(), items: 0 }
-    );
+    take_part(&replica);
     replica
+}
+
+/// As member 1 of epoch [`EPOCH`], with a lease that lasts.
+fn take_part(replica: &Replica) {
+    let mut configuration = configuration(EPOCH, 42);
+    configuration.lease_ms = 1 << 40;
+    let refusal = String::new();
+    let installed = Installed { incarnation: 42, shard: 1, epoch: EPOCH, refusal, items: 0, time: 0 };
+    assert_eq!(install(replica, &asking(configuration, 42)), installed);
+    heartbeat(replica, 0);
+}
+
+fn beat(stable: u64) -> Heartbeat {
+    Heartbeat { stable, time: 0, echo: Some(NOW_MS), donor: None }
 }
 
 fn heartbeat(replica: &Replica, stable: u64) -> Vec<Action> {
     let header = Header { shard: 1, epoch: EPOCH, ..Header::new(Op::Heartbeat) };
-    datagram(replica, COORDINATOR, &control::emit(header, &Heartbeat { stable, time: 0 }))
+    datagram(replica, COORDINATOR, &control::emit(header, &beat(stable)))
 }
 
 /// A write as a test states it.
@@ -491,75 +529,56 @@ fn strangers_and_other_epochs_are_turned_away() {
 #[test]
 fn installing_asks_for_this_very_life() {
     let replica = Replica::new(Settings::simulated(42, 1 << 20));
-    let ask = |epoch, incarnation, clean_epoch| {
-        let request = Install { index: 1, configuration: configuration(epoch, incarnation), sessions: 64, clean_epoch };
-        install(&replica, &request)
-    };
+    let ask = |epoch, incarnation| install(&replica, &asking(configuration(epoch, incarnation), incarnation));
     for other_life in [0, 41] {
-        let told = ask(3, other_life, 0);
+        let told = ask(3, other_life);
         assert_eq!((told.incarnation, told.epoch, told.refusal.as_str()), (42, 0, ""));
         assert_eq!(replica.membership(), None);
     }
-    assert_eq!(ask(3, 42, 0).epoch, 3);
-    assert_eq!(ask(3, 42, 0).epoch, 3, "idempotent");
-    assert_eq!(ask(3, 0, 0).epoch, 0, "who asks for the incarnation is told that alone");
+    let not_named = install(&replica, &asking(configuration(3, 41), 42));
+    assert!(not_named.refusal.contains("does not name it"), "{}", not_named.refusal);
+    assert_eq!(ask(3, 42).epoch, 3);
+    assert_eq!(ask(3, 42).epoch, 3, "idempotent");
+    let told = ask(5, 0);
+    assert_eq!((told.incarnation, told.epoch, told.refusal.as_str()), (42, 3, ""), "who asks is told, and no more");
     assert_eq!(replica.membership().map(|membership| membership.epoch), Some(3));
-    assert!(ask(2, 42, 0).refusal.contains("is over"));
-    assert_eq!(ask(4, 42, 0).epoch, 4, "empty: any later epoch");
-    assert!(ask(0, 42, 0).refusal.contains("not within"));
-}
-
-#[test]
-fn data_is_kept_from_a_clean_epoch_alone() {
-    let replica = started(1 << 20);
-    Write::new(Kind::Put, "k", "a", 1).outcome(&replica);
-    Write::new(Kind::Put, "k", "b", 2).outcome(&replica);
-    Write::new(Kind::Delete, "gone", "", 3).outcome(&replica);
-    let ask = |clean_epoch| {
-        let configuration = configuration(EPOCH + 2, 42);
-        install(&replica, &Install { index: 1, configuration, sessions: 32, clean_epoch })
-    };
-    for wrong in [0, EPOCH - 1, EPOCH + 1] {
-        let answer = ask(wrong);
-        assert!(answer.refusal.contains("holds 1 items of epoch 3"), "{}", answer.refusal);
-        assert_eq!((answer.epoch, answer.items), (EPOCH, 1));
-    }
-    assert_eq!(replica.dump().items.len(), 2);
-    let answer = ask(EPOCH);
-    assert_eq!((answer.epoch, answer.items, answer.refusal.as_str()), (EPOCH + 2, 1, ""));
-    let dump = replica.dump();
-    assert_eq!(dump.items.len(), 1);
-    assert_eq!(dump.items[0].versions.len(), 1);
-    assert_eq!(dump.sessions, []);
-    replica.assert_accounts();
+    assert!(ask(2, 42).refusal.contains("is over"));
+    assert_eq!(ask(4, 42).epoch, 4);
+    assert!(ask(0, 42).refusal.contains("not within"));
 }
 
 #[test]
 fn control_that_contradicts_itself_is_refused() {
     let replica = started(1 << 20);
-    let mut twice = configuration(EPOCH + 1, 42);
-    twice.members[0].id = 8;
-    let request = Install { index: 1, configuration: twice, sessions: 64, clean_epoch: 0 };
-    assert!(install(&replica, &request).refusal.contains("two members have id"));
-    let request = Install { index: 5, configuration: configuration(EPOCH + 1, 42), sessions: 64, clean_epoch: 0 };
-    assert!(install(&replica, &request).refusal.contains("member index 5"));
-    let request = Install { index: 1, configuration: configuration(EPOCH + 1, 42), sessions: 1 << 17, clean_epoch: 0 };
-    assert!(install(&replica, &request).refusal.contains("sessions"));
-    let mut other = configuration(EPOCH + 1, 42);
-    other.shard = 6;
-    let request = Install { index: 1, configuration: other, sessions: 64, clean_epoch: 0 };
-    assert!(install(&replica, &request).refusal.contains("serves shard 1"));
+    let refusal = |change: &dyn Fn(&mut Install)| {
+        let mut request = asking(configuration(EPOCH + 1, 42), 42);
+        change(&mut request);
+        install(&replica, &request).refusal
+    };
+    assert!(refusal(&|install| install.configuration.members[0].id = 8).contains("two members have id"));
+    assert!(refusal(&|install| install.index = 5).contains("as member 5"));
+    assert!(refusal(&|install| install.index = 0).contains("as member 0"));
+    assert!(refusal(&|install| install.sessions = 1 << 17).contains("sessions"));
+    assert!(refusal(&|install| install.configuration.shard = 6).contains("serves shard 1"));
+    assert!(refusal(&|install| install.configuration.epoch = EPOCH).contains("tenure"));
+    assert!(refusal(&|install| install.configuration.tenure = 1).contains("is not later than epoch"));
+    let same_epoch = |install: &mut Install| {
+        (install.configuration.epoch, install.configuration.tenure) = (EPOCH, EPOCH);
+        install.configuration.members[0].id = 70;
+    };
+    assert!(refusal(&same_epoch).contains("needs a higher epoch"));
+    assert!(refusal(&|install| install.configuration.members[1].active = false).contains("it is active"));
 
     // A replica that was restarted says so.
     let restarted = Replica::new(Settings::simulated(43, 1 << 20));
     let actions = heartbeat(&restarted, BASE + 9);
     let packet = only(&actions).1;
     assert_eq!((packet.header.op, packet.header.epoch), (Op::HeartbeatAck, EPOCH));
-    assert_eq!(control::parse::<control::HeartbeatAck>(&packet).map(|ack| ack.incarnation), Some(43));
+    assert_eq!(control::parse::<HeartbeatAck>(&packet).map(|ack| ack.incarnation), Some(43));
     assert_eq!(restarted.stable(), 0);
     // But not to whoever asks with fewer bytes than the answer has.
     let header = Header { shard: 1, epoch: EPOCH, ..Header::new(Op::Heartbeat) };
-    let short = datagram(&restarted, CLIENT, &header.datagram(&[], br#"{"stable":1,"time":0}"#));
+    let short = datagram(&restarted, CLIENT, &header.datagram(&[], br#"{"stable":1,"time":0,"echo":null,"donor":null}"#));
     assert_eq!(only(&short).1.header.status, Reason::Malformed.to_wire());
     assert!(only(&short).1.value.is_empty());
 
@@ -568,7 +587,7 @@ fn control_that_contradicts_itself_is_refused() {
     let stable = (u64::from(EPOCH) + 1) << 40;
     assert_eq!(counted(&heartbeat(&replica, stable)), Count::ControlReject(Reason::Malformed));
     let header = Header { shard: 1, epoch: EPOCH + 1, ..Header::new(Op::Heartbeat) };
-    let bytes = control::emit(header, &Heartbeat { stable: 1, time: 0 });
+    let bytes = control::emit(header, &beat(1));
     assert_eq!(counted(&datagram(&replica, COORDINATOR, &bytes)), Count::ControlReject(Reason::Epoch));
 }
 
@@ -827,8 +846,7 @@ mod published {
     fn started(published: Published) -> Replica {
         let mut replica = Replica::new(Settings::simulated(42, 1 << 20));
         replica.published = published;
-        let request = Install { index: 1, configuration: configuration(EPOCH, 42), sessions: 64, clean_epoch: 0 };
-        assert_eq!(install(&replica, &request).epoch, EPOCH);
+        take_part(&replica);
         replica
     }
 
