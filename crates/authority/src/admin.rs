@@ -1,12 +1,16 @@
 //! What commands do without an agent: they may wait.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use etcd_client::{GetOptions, GetResponse};
+use tokio::runtime::Runtime;
 
 use crate::{
     Config, Record, StoreOutcome,
+    etcd::{Link, Settings, compare_and_swap},
     file::{Records, Store},
+    record,
 };
 
 /// A shard on record.
@@ -25,6 +29,61 @@ pub struct Admin(Kind);
 
 enum Kind {
     File(PathBuf),
+    Etcd(Box<Etcd>),
+}
+
+struct Etcd {
+    runtime: Runtime,
+    link: Link<Arc<Settings>>,
+}
+
+impl Etcd {
+    /// Reads a key, or several, from any member that answers.
+    fn get(&mut self, key: &str, options: &GetOptions) -> Result<GetResponse> {
+        self.runtime.block_on(async {
+            let mut failures = Vec::new();
+            for _ in 0..self.link.members() {
+                match self.link.get(key, Some(options.clone())).await {
+                    Ok(answer) => return Ok(answer),
+                    Err(why) => failures.push(why),
+                }
+            }
+            bail!("{}", failures.join("; "))
+        })
+    }
+
+    fn shards(&mut self) -> Result<Vec<Shard>> {
+        let prefix = self.link.settings().shards();
+        let answer = self.get(&prefix, &GetOptions::new().with_prefix())?;
+        let mut shards = Vec::new();
+        for kv in answer.kvs() {
+            let key = String::from_utf8_lossy(kv.key());
+            let id = key.strip_prefix(&prefix).and_then(|id| id.parse().ok()).with_context(|| {
+                format!(
+                    "the key {key} in etcd is not a shard's: choose another `prefix` if another program uses this one"
+                )
+            })?;
+            shards.push(Shard { id, revision: kv.mod_revision() as u64, record: record::parse(kv.value(), id) });
+        }
+        shards.sort_by_key(|shard| shard.id);
+        Ok(shards)
+    }
+
+    fn load(&mut self, shard: u32) -> Result<Option<(u64, Record)>> {
+        let key = self.link.settings().record_key(shard);
+        let answer = self.get(&key, &GetOptions::new())?;
+        let Some(kv) = answer.kvs().first() else { return Ok(None) };
+        let record = record::parse(kv.value(), shard)
+            .map_err(|why| anyhow::anyhow!("the record in etcd under {key} cannot be used: {why}"))?;
+        Ok(Some((kv.mod_revision() as u64, record)))
+    }
+
+    fn store(&mut self, expected: u64, record: &Record) -> Result<StoreOutcome> {
+        let key = self.link.settings().record_key(record.shard);
+        // Finds a member that answers, so that the one try has a good chance.
+        self.get(&key, &GetOptions::new())?;
+        Ok(self.runtime.block_on(compare_and_swap(&mut self.link, &key, expected, record)))
+    }
 }
 
 impl Admin {
@@ -33,7 +92,10 @@ impl Admin {
     pub fn open(config: &Config) -> Result<Self> {
         Ok(Self(match config {
             Config::File(config) => Kind::File(config.directory.clone()),
-            Config::Etcd(_) => bail!("this build has no etcd"),
+            Config::Etcd(config) => {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+                Kind::Etcd(Box::new(Etcd { runtime, link: Link::new(Arc::new(Settings::new(config)?)) }))
+            }
         }))
     }
 
@@ -42,13 +104,14 @@ impl Admin {
     /// # Errors
     /// The authority does not answer.
     pub fn shards(&mut self) -> Result<Vec<Shard>> {
-        match &self.0 {
+        match &mut self.0 {
             // The file is replaced as a whole: it can be read while an agent holds the lock.
             Kind::File(directory) => Ok(Records::read(directory)?
                 .shards
                 .into_iter()
                 .map(|(revision, record)| Shard { id: record.shard, revision, record: Ok(record) })
                 .collect()),
+            Kind::Etcd(etcd) => etcd.shards(),
         }
     }
 
@@ -57,8 +120,9 @@ impl Admin {
     /// # Errors
     /// The authority does not answer, or the record cannot be used.
     pub fn load(&mut self, shard: u32) -> Result<Option<(u64, Record)>> {
-        match &self.0 {
+        match &mut self.0 {
             Kind::File(directory) => Ok(Records::read(directory)?.find(shard).cloned()),
+            Kind::Etcd(etcd) => etcd.load(shard),
         }
     }
 
@@ -69,8 +133,9 @@ impl Admin {
     /// did not answer is an outcome.
     pub fn store(&mut self, expected: u64, record: Record) -> Result<StoreOutcome> {
         record.validate().map_err(anyhow::Error::msg)?;
-        Ok(match &self.0 {
+        Ok(match &mut self.0 {
             Kind::File(directory) => Store::open(directory)?.store(expected, record),
+            Kind::Etcd(etcd) => etcd.store(expected, &record)?,
         })
     }
 

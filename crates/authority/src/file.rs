@@ -19,7 +19,7 @@ use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::{Authority, Notice, Record, Request, StoreOutcome, Trouble, mailbox::Mailbox, record};
+use crate::{Authority, LEAVE_TO_MAX, Notice, Record, Request, StoreOutcome, Trouble, mailbox::Mailbox, record};
 
 /// The format that this build writes and reads.
 const VERSION: u32 = 2;
@@ -373,8 +373,7 @@ impl Worker {
                     self.mailbox.push(Notice::Role { shard, held: false });
                 }
                 self.back.retain(|(_, of)| *of != shard);
-                // Beyond the range of the clock: for good.
-                self.back.extend(Instant::now().checked_add(leave_to).map(|at| (at, shard)));
+                self.back.push((Instant::now() + leave_to.min(LEAVE_TO_MAX), shard));
             }
         }
     }

@@ -15,6 +15,7 @@
 
 mod admin;
 mod config;
+mod etcd;
 mod file;
 mod mailbox;
 mod memory;
@@ -32,9 +33,13 @@ use underpass_protocol::wire::Endpoint;
 pub use self::{
     admin::{Admin, Shard},
     config::{Config, EtcdConfig, FileConfig},
+    etcd::EtcdAuthority,
     file::FileAuthority,
     memory::{Lost, Memory, MemoryAuthority},
 };
+
+/// The longest that a role is left to others.
+const LEAVE_TO_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// What an agent asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,7 +65,9 @@ pub enum Request {
         /// Shard.
         shard: u32,
     },
-    /// Give up the role, and do not try to get it for a while, so that another gets it.
+    /// Give up the role, and do not try to get it for a while, so that another gets it. An agent that ends waits a moment for
+    /// the [`Notice::Role`] that tells the role's loss: dropped before, it has not resigned. [`Request::Campaign`] does not
+    /// shorten that.
     Resign {
         /// Shard.
         shard: u32,
@@ -151,12 +158,8 @@ pub trait Authority: AsFd + Send {
 /// # Errors
 /// The configuration contradicts itself, or the file cannot be used: the text says what to do.
 pub fn open(config: &Config, me: Endpoint) -> Result<Box<dyn Authority>> {
-    let _ = me;
     Ok(match config {
         Config::File(config) => Box::new(FileAuthority::open(&config.directory)?),
-        Config::Etcd(config) => {
-            config.validate()?;
-            anyhow::bail!("this build has no etcd")
-        }
+        Config::Etcd(config) => Box::new(EtcdAuthority::open(config, me)?),
     })
 }

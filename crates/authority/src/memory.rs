@@ -10,7 +10,7 @@ use std::{
 
 use underpass_protocol::wire::Endpoint;
 
-use crate::{Authority, Notice, Record, Request, StoreOutcome, Trouble, mailbox::Mailbox};
+use crate::{Authority, LEAVE_TO_MAX, Notice, Record, Request, StoreOutcome, Trouble, mailbox::Mailbox};
 
 const PART: &str = "the authority in memory";
 
@@ -44,8 +44,8 @@ struct Agent {
     mailbox: Mailbox,
     lost: Option<Lost>,
     follows: BTreeSet<u32>,
-    /// Shards that it wants the role of, each from then on; `None`: never again.
-    campaigns: BTreeMap<u32, Option<Instant>>,
+    /// Shards that it wants the role of, each from then on.
+    campaigns: BTreeMap<u32, Instant>,
     /// Records to be told when it is reached again.
     asked: BTreeSet<u32>,
 }
@@ -195,16 +195,16 @@ impl State {
             }
             Request::Load { shard } => self.tell(id, shard),
             Request::Campaign { shard } => {
-                agent.campaigns.entry(shard).or_insert_with(|| Some(Instant::now()));
+                agent.campaigns.entry(shard).or_insert_with(Instant::now);
                 self.elect();
             }
             Request::Resign { shard, leave_to } => {
-                let back = Instant::now().checked_add(leave_to);
+                let leave_to = leave_to.min(LEAVE_TO_MAX);
                 if let Some(from) = agent.campaigns.get_mut(&shard) {
-                    *from = back;
+                    *from = Instant::now() + leave_to;
                 }
                 self.elect();
-                return back.map(|_| leave_to);
+                return Some(leave_to);
             }
         }
         None
@@ -214,7 +214,7 @@ impl State {
     fn elect(&mut self) {
         let now = Instant::now();
         let can = |agent: &Agent, shard: u32| {
-            agent.lost.is_none() && agent.campaigns.get(&shard).is_some_and(|from| from.is_some_and(|from| from <= now))
+            agent.lost.is_none() && agent.campaigns.get(&shard).is_some_and(|from| *from <= now)
         };
         for (shard, id) in self.roles.clone() {
             if !self.agents.get(&id).is_some_and(|agent| can(agent, shard)) {

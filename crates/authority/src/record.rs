@@ -25,3 +25,7 @@ pub(crate) fn parse(bytes: &[u8], shard: u32) -> Result<Record, String> {
     }
     Ok(record)
 }
+
+pub(crate) fn to_bytes(record: &Record) -> Vec<u8> {
+    serde_json::to_vec(record).expect("a record has string keys alone")
+}

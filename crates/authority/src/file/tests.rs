@@ -8,7 +8,7 @@ use crate::{Admin, Config, FileConfig};
 
 fn record(shard: u32, epoch: u32) -> Record {
     let addr = Ipv4Addr::new(10, 0, 0, 2);
-    let record = Record::new(shard, vec![Wanted { id: 4, addr, port: 5550 }]);
+    let record = Record::new(shard, vec![Wanted { id: 4, addr, port: 5550, replaces: None }]);
     if epoch == 0 {
         return record;
     }
