@@ -643,7 +643,7 @@ static __always_inline int acknowledge(struct up_frame *f, const void *data_end,
 
 static __always_inline bool known_op(__u8 op)
 {
-	return op <= UP_OP_W_REJECT || (op >= UP_OP_CONTROL && op <= UP_OP_CONTROL_REJECT);
+	return op <= UP_OP_W_REJECT || (op >= UP_OP_CONTROL && op < UP_OP_END);
 }
 
 SEC("xdp")
