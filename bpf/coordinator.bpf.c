@@ -353,6 +353,19 @@ static __always_inline int answer(struct up_frame *f, const void *data_end, cons
 	return XDP_TX;
 }
 
+/*
+ * Whether a retransmission is of the write that its record holds, as far as the record tells: members that never saw that
+ * write must not be given another one under its seq.
+ */
+static __always_inline bool same_write(__u8 kind, const struct up_fingerprint *recorded, __u8 sent_kind,
+				       const struct up_fingerprint *sent)
+{
+	bool known = recorded->word[0] | recorded->word[1];
+
+	return kind == sent_kind &&
+	       (!known || (recorded->word[0] == sent->word[0] && recorded->word[1] == sent->word[1]));
+}
+
 static __always_inline int write(struct up_frame *f, const void *data_end, struct up_shard *slot,
 				 const struct up_config *config, struct up_session *record)
 {
@@ -362,13 +375,14 @@ static __always_inline int write(struct up_frame *f, const void *data_end, struc
 	bool conditional = header->kind != UP_KIND_PUT;
 	bool may_grow = header->kind != UP_KIND_DELETE && header->kind != UP_KIND_TOUCH;
 	__u64 seq, time, recorded_seq, recorded_time, recorded_request, result;
-	struct up_fingerprint fingerprint = {};
+	struct up_fingerprint fingerprint = {}, recorded;
 	__u8 state, kind, status;
 	struct up_bucket *bucket;
 	struct up_way *way, *free;
 	__u32 index, refused;
 	__u64 *word;
 
+	up_fingerprint(f->key, data_end, f->key_len, settings.fingerprint_key, &fingerprint);
 	/* WRITE step 1. What the record says is copied out: nothing may be called while the lock is held. */
 	refused = UP_REASON_NONE;
 	bpf_spin_lock(&record->lock);
@@ -384,6 +398,8 @@ static __always_inline int write(struct up_frame *f, const void *data_end, struc
 	recorded_time = record->time;
 	recorded_request = record->request;
 	result = record->result;
+	recorded.word[0] = record->fingerprint[0];
+	recorded.word[1] = record->fingerprint[1];
 	if (request > recorded_request || (request == recorded_request && state == UP_STATE_IDLE)) {
 		if (unresolved(state)) {
 			refused = UP_REASON_SESSION_BUSY;
@@ -407,9 +423,13 @@ static __always_inline int write(struct up_frame *f, const void *data_end, struc
 	case UP_STATE_IDLE:
 		break;
 	case UP_STATE_PENDING:
+		if (!same_write(kind, &recorded, header->kind, &fingerprint))
+			return reject(f, config, UP_REASON_MALFORMED);
 		count(UP_COUNT_WRITE_AGAIN);
 		return propagate(f, config, recorded_seq, recorded_time);
 	case UP_STATE_COMMITTED:
+		if (!same_write(kind, &recorded, header->kind, &fingerprint))
+			return reject(f, config, UP_REASON_MALFORMED);
 		return answer(f, data_end, config, kind, status, recorded_seq, recorded_time, result);
 	case UP_STATE_ABORTED:
 		return reject(f, config, UP_REASON_ABORTED);
@@ -418,7 +438,6 @@ static __always_inline int write(struct up_frame *f, const void *data_end, struc
 	}
 
 	/* WRITE step 2. */
-	up_fingerprint(f->key, data_end, f->key_len, settings.fingerprint_key, &fingerprint);
 	index = bucket_index(f, data_end, config->shard);
 	bucket = bpf_map_lookup_elem(&buckets, &index);
 	word = bpf_map_lookup_elem(&words, &index);
@@ -515,6 +534,41 @@ static __always_inline int reply_to_client(struct up_frame *f, const struct up_c
 	return XDP_TX;
 }
 
+/* W_REPLY step 2. Returns false when a map look-up fails, which cannot be. */
+static __always_inline bool resolve_key(__u32 index, const struct up_fingerprint *fingerprint, __u64 seq)
+{
+	struct up_bucket *bucket = bpf_map_lookup_elem(&buckets, &index);
+	__u64 *word = bpf_map_lookup_elem(&words, &index);
+	struct up_way *way;
+
+	if (!bucket || !word)
+		return false;
+	bpf_spin_lock(&bucket->lock);
+	way = find_way(bucket, fingerprint);
+	if (way) {
+		if (seq > way->committed)
+			way->committed = seq;
+		if (way->committed >= way->last) {
+			__u64 taken;
+
+			way->fingerprint[0] = 0;
+			way->fingerprint[1] = 0;
+			way->first = 0;
+			way->last = 0;
+			way->committed = 0;
+			way->exclusive = 0;
+			taken = bucket->ways[0].last | bucket->ways[1].last | bucket->ways[2].last |
+				bucket->ways[3].last;
+			if (!taken)
+				*(volatile __u64 *)word &= ~UP_BUCKET_DIRTY;
+		}
+	}
+	bpf_spin_unlock(&bucket->lock);
+	return true;
+}
+
+_Static_assert(UP_WAYS == 4, "resolve_key looks at four ways");
+
 static __always_inline int acknowledge(struct up_frame *f, const void *data_end, const struct up_config *config,
 				       struct up_session *record)
 {
@@ -526,11 +580,8 @@ static __always_inline int acknowledge(struct up_frame *f, const void *data_end,
 	struct up_fingerprint fingerprint;
 	const struct up_member *member;
 	bool pending, decided = false;
-	struct up_bucket *bucket;
 	struct up_client to = {};
-	struct up_way *way;
 	__u64 result = 0;
-	__u64 *word;
 	__u32 index;
 
 	/* W_REPLY step 1. */
@@ -574,31 +625,8 @@ static __always_inline int acknowledge(struct up_frame *f, const void *data_end,
 		return drop(UP_COUNT_ACK);
 
 	/* W_REPLY step 2. */
-	bucket = bpf_map_lookup_elem(&buckets, &index);
-	word = bpf_map_lookup_elem(&words, &index);
-	if (!bucket || !word)
+	if (!resolve_key(index, &fingerprint, seq))
 		return drop(UP_COUNT_DROP_INTERNAL);
-	bpf_spin_lock(&bucket->lock);
-	way = find_way(bucket, &fingerprint);
-	if (way) {
-		if (seq > way->committed)
-			way->committed = seq;
-		if (way->committed >= way->last) {
-			__u64 taken;
-
-			way->fingerprint[0] = 0;
-			way->fingerprint[1] = 0;
-			way->first = 0;
-			way->last = 0;
-			way->committed = 0;
-			way->exclusive = 0;
-			taken = bucket->ways[0].last | bucket->ways[1].last | bucket->ways[2].last |
-				bucket->ways[3].last;
-			if (!taken)
-				*(volatile __u64 *)word &= ~UP_BUCKET_DIRTY;
-		}
-	}
-	bpf_spin_unlock(&bucket->lock);
 
 	/* W_REPLY step 3. Only a retransmission that arrives after this is answered from the record. */
 	bpf_spin_lock(&record->lock);
@@ -613,11 +641,9 @@ static __always_inline int acknowledge(struct up_frame *f, const void *data_end,
 	return reply_to_client(f, &to);
 }
 
-_Static_assert(UP_WAYS == 4, "acknowledge looks at four ways");
-
 static __always_inline bool known_op(__u8 op)
 {
-	return op <= UP_OP_W_REJECT || (op >= UP_OP_CONTROL && op <= UP_OP_CONTROL_REJECT);
+	return op <= UP_OP_W_REJECT || (op >= UP_OP_CONTROL && op < UP_OP_END);
 }
 
 SEC("xdp")
@@ -759,59 +785,91 @@ int coordinator_egress_run(struct xdp_md *ctx)
 	return address_clone(ctx);
 }
 
+/* Under its lock. A CPU that looks at the record without the lock finds no session in it until all of it is there. */
+static __always_inline void store_record(struct up_session *record, const struct up_session *from)
+{
+	const __u32 *words = (const __u32 *)from;
+	__u32 *to = (__u32 *)record;
+
+	*(volatile __u64 *)&record->session = 0;
+	to[1] = words[1];
+#pragma unroll
+	for (int i = 4; i < sizeof(*record) / sizeof(*to); i++)
+		to[i] = words[i];
+	*(volatile __u64 *)&record->session = from->session;
+}
+
+_Static_assert(__builtin_offsetof(struct up_session, session) == 8 && __builtin_offsetof(struct up_session, state) == 4,
+	       "store_record leaves the lock alone and the session to the end");
+
+/* W_REPLY steps 1 to 3, as the agent's decision. */
+static __always_inline __u32 settle(const struct up_session_command *command, struct up_session *record)
+{
+	struct up_fingerprint fingerprint;
+	bool pending;
+	__u32 index;
+
+	bpf_spin_lock(&record->lock);
+	pending = record->session == command->session && record->state == UP_STATE_PENDING &&
+		  record->request == command->request && record->seq == command->seq;
+	if (pending) {
+		record->state = UP_STATE_COMMITTING;
+		record->status = command->status;
+		if (command->state == UP_STATE_COMMITTED && record->kind == UP_KIND_INCR)
+			record->result = command->number;
+		fingerprint.word[0] = record->fingerprint[0];
+		fingerprint.word[1] = record->fingerprint[1];
+		index = record->bucket;
+	}
+	bpf_spin_unlock(&record->lock);
+	if (!pending || !resolve_key(index, &fingerprint, command->seq))
+		return UP_SESSION_NOT_YOURS;
+	bpf_spin_lock(&record->lock);
+	record->state = command->state;
+	bpf_spin_unlock(&record->lock);
+	return UP_SESSION_DONE;
+}
+
 /* The agent's way into the session table: a command in, its result in the same bytes. Never attached. */
 SEC("xdp")
 int coordinator_session(struct xdp_md *ctx)
 {
 	struct up_session_command *command = (void *)(long)ctx->data;
-	__u64 *from = (__u64 *)command->reply_addr, *to;
 	struct up_session *record;
-	__u64 ms;
 
 	if ((void *)(command + 1) > (void *)(long)ctx->data_end)
 		return XDP_ABORTED;
 	record = session_record(command->session);
-	if (!record) {
+	if (!record || !command->session) {
 		command->result = UP_SESSION_BAD_INDEX;
 		return XDP_PASS;
 	}
-	ms = now_ms();
-	to = (__u64 *)record->reply_addr;
+	if (command->op == UP_SESSION_OP_SETTLE) {
+		command->result = settle(command, record);
+		return XDP_PASS;
+	}
 	command->result = UP_SESSION_NOT_YOURS;
 	bpf_spin_lock(&record->lock);
-	if (command->op == UP_SESSION_OP_OPEN && record->session == command->session) {
+	if (command->op == UP_SESSION_OP_LOAD) {
+		if (record->session == 0) {
+			store_record(record, &command->record);
+			command->result = UP_SESSION_DONE;
+		}
+	} else if (record->session != command->session) {
+		/* Not yours. */
+	} else if (command->op == UP_SESSION_OP_FORGET) {
+		record->acks &= ~command->acks;
 		command->result = UP_SESSION_DONE;
-	} else if (command->op == UP_SESSION_OP_OPEN && record->session == 0) {
-		record->state = UP_STATE_IDLE;
-		record->kind = 0;
-		record->status = 0;
-		record->acks = 0;
-		record->token = command->token;
-		to[0] = from[0];
-		to[1] = from[1];
-		record->reply_port = command->reply_port;
-		record->used_ms = ms;
-		record->request = 0;
-		record->seq = 0;
-		record->time = 0;
-		record->result = 0;
-		record->fingerprint[0] = 0;
-		record->fingerprint[1] = 0;
-		record->shard = command->shard;
-		record->bucket = 0;
-		*(volatile __u64 *)&record->session = command->session;
+	} else if (command->op == UP_SESSION_OP_CLEAR) {
+		store_record(record, &command->record);
 		command->result = UP_SESSION_DONE;
-	} else if (command->op == UP_SESSION_OP_CLOSE && record->session == command->session &&
-		   record->used_ms < command->used_before_ms) {
+	} else if (command->op == UP_SESSION_OP_CLOSE && record->used_ms < command->used_before_ms) {
 		if (unresolved(record->state)) {
 			command->result = UP_SESSION_UNRESOLVED;
 		} else {
 			command->request = record->request;
 			command->state = record->state;
-			*(volatile __u64 *)&record->session = 0;
-			record->state = UP_STATE_IDLE;
-			record->token = 0;
-			record->request = 0;
+			store_record(record, &command->record);
 			command->result = UP_SESSION_DONE;
 		}
 	}

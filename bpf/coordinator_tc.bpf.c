@@ -18,6 +18,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 #include <underpass/abi.h>
+#include "lib/packet.h"
 #include "lib/tables.h"
 
 #define UP_CLONE_MARK 0x55504331
@@ -103,11 +104,15 @@ static __always_inline void replace(struct __sk_buff *skb, const struct clone *f
 	bpf_skb_store_bytes(skb, 0, to->macs, sizeof(to->macs), 0);
 }
 
-/* Addresses the packet to every member in turn and sends a clone to each but the last, for which it is left addressed. */
+/*
+ * Addresses the packet to every member in turn and sends a clone to each but the last, for which it is left addressed.
+ * Members whose next hop is not known are left out; false: there is no other.
+ */
 static __always_inline bool fan_out(struct __sk_buff *skb, struct up_config *config, struct clone *now,
 				    const __u8 *own_mac)
 {
 	__u32 members = config->must_ack_count;
+	bool addressed = false;
 
 	for (__u32 i = 0; i < UP_MEMBERS_MAX; i++) {
 		struct clone to = *now;
@@ -118,6 +123,12 @@ static __always_inline bool fan_out(struct __sk_buff *skb, struct up_config *con
 			break;
 		index = config->must_ack_list[i] & (UP_MEMBERS_MAX - 1);
 		member = &config->members[index];
+		if (up_no_mac(member->next_hop)) {
+			count(UP_COUNT_DROP_NEXT_HOP);
+			continue;
+		}
+		if (addressed && bpf_clone_redirect(skb, skb->ifindex, 0))
+			count(UP_COUNT_DROP_CLONE);
 		__builtin_memcpy(to.macs, member->next_hop, 6);
 		__builtin_memcpy(to.macs + 6, own_mac, 6);
 		to.saddr = settings.addr;
@@ -127,11 +138,10 @@ static __always_inline bool fan_out(struct __sk_buff *skb, struct up_config *con
 		to.cnt_flags = (now->cnt_flags & bpf_htons(0x00ff)) | bpf_htons(index << 8);
 		replace(skb, now, &to);
 		*now = to;
+		addressed = true;
 		count(UP_COUNT_CLONE);
-		if (i + 1 < members && bpf_clone_redirect(skb, skb->ifindex, 0))
-			count(UP_COUNT_DROP_CLONE);
 	}
-	return members > 0;
+	return addressed;
 }
 
 SEC("tc")

@@ -88,7 +88,7 @@ struct up_session {
 	__u64 seq; /* starting: the clock when it started; then the write's sequence number */
 	__u64 time; /* the write's time stamp */
 	__u64 result;
-	__u64 fingerprint[2];
+	__u64 fingerprint[2]; /* of the write's key; all zero: not known, of a record that came from a replica */
 	__u32 shard;
 	__u32 bucket;
 	__u64 reserved[2];
@@ -176,31 +176,35 @@ struct up_counters {
 	__u64 count[UP_COUNT_END];
 };
 
-/* Commands of the agent to the session table, run through BPF_PROG_TEST_RUN so that they take the record's lock. */
+/* Commands of the agent to the session table, run through BPF_PROG_TEST_RUN so that they take the locks. */
 enum up_session_op {
-	UP_SESSION_OP_OPEN = 1,
-	UP_SESSION_OP_CLOSE = 2,
+	UP_SESSION_OP_LOAD = 1, /* a whole record, into an index that nobody's session has */
+	UP_SESSION_OP_CLOSE = 2, /* unless its write is unresolved */
+	UP_SESSION_OP_CLEAR = 3, /* whatever its write is: no CPU serves its shard any more */
+	UP_SESSION_OP_FORGET = 4, /* acknowledgements */
+	UP_SESSION_OP_SETTLE = 5, /* ends a pending write as a W_REPLY that decides would, but tells no client */
 };
 
 enum up_session_result {
 	UP_SESSION_DONE = 0,
 	UP_SESSION_BAD_INDEX = 1,
-	UP_SESSION_NOT_YOURS = 2, /* the record holds another session */
+	UP_SESSION_NOT_YOURS = 2, /* the record holds another session; LOAD: any. SETTLE: or it is not pending so */
 	UP_SESSION_UNRESOLVED = 3, /* its write is starting, pending or committing */
 };
 
 struct up_session_command {
 	__u32 op; /* enum up_session_op */
 	__u32 result; /* enum up_session_result */
-	__u64 session; /* to open, or to close */
-	__u64 token;
+	__u64 session;
 	__u64 used_before_ms; /* CLOSE: only if not used since; ~0 for any */
-	__u64 request; /* out, CLOSE: the session's last request and its state */
-	__u32 state;
-	__u32 shard;
-	__u8 reply_addr[16];
-	__be16 reply_port;
-	__u8 reserved[6];
+	__u64 request; /* SETTLE: of the write. CLOSE: the session's last, out */
+	__u64 seq; /* SETTLE: of the write */
+	__u64 number; /* SETTLE: the result of an INCR */
+	__u32 state; /* SETTLE: committed or aborted. CLOSE: of the session's last write, out */
+	__u8 status; /* SETTLE: of the write */
+	__u8 acks; /* FORGET: bitmap of member indices */
+	__u8 reserved[2];
+	struct up_session record; /* LOAD: the record. CLOSE and CLEAR: all zero */
 };
 
 #endif /* UNDERPASS_ABI_H */

@@ -52,13 +52,14 @@ enum up_op {
 	UP_OP_COLLECT = 25, /* agent to replica: what do you hold that may not be everywhere? */
 	UP_OP_COLLECTED = 26,
 	UP_OP_PULL = 27, /* agent to replica: fetch this key's chain from another replica */
-	UP_OP_FETCH = 28, /* replica or agent to replica: a key's chain, a page of chains, or a page of session records */
+	UP_OP_FETCH = 28, /* to a replica: a key's chain, a page of chains, or a page of session records */
 	UP_OP_FETCHED = 29,
 	UP_OP_QUERY = 30, /* agent to replica: did you process this write? If not, ignore it until told */
 	UP_OP_ANSWER = 31,
 	UP_OP_ABORT = 32, /* agent to replica: record it as without effect; answered by ANSWER */
 	UP_OP_LOCATE = 33, /* client to anybody: who coordinates this shard? */
 	UP_OP_LOCATED = 34,
+	UP_OP_END = 35,
 };
 
 enum up_kind {

@@ -398,8 +398,11 @@ impl Default for up_counters {
         }
     }
 }
-pub const UP_SESSION_OP_OPEN: up_session_op = 1;
+pub const UP_SESSION_OP_LOAD: up_session_op = 1;
 pub const UP_SESSION_OP_CLOSE: up_session_op = 2;
+pub const UP_SESSION_OP_CLEAR: up_session_op = 3;
+pub const UP_SESSION_OP_FORGET: up_session_op = 4;
+pub const UP_SESSION_OP_SETTLE: up_session_op = 5;
 pub type up_session_op = ::core::ffi::c_uint;
 pub const UP_SESSION_DONE: up_session_result = 0;
 pub const UP_SESSION_BAD_INDEX: up_session_result = 1;
@@ -412,20 +415,21 @@ pub struct up_session_command {
     pub op: __u32,
     pub result: __u32,
     pub session: __u64,
-    pub token: __u64,
     pub used_before_ms: __u64,
     pub request: __u64,
+    pub seq: __u64,
+    pub number: __u64,
     pub state: __u32,
-    pub shard: __u32,
-    pub reply_addr: [__u8; 16usize],
-    pub reply_port: __be16,
-    pub reserved: [__u8; 6usize],
+    pub status: __u8,
+    pub acks: __u8,
+    pub reserved: [__u8; 2usize],
+    pub record: up_session,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     [
         "Size of up_session_command",
-    ][::core::mem::size_of::<up_session_command>() - 72usize];
+    ][::core::mem::size_of::<up_session_command>() - 184usize];
     [
         "Alignment of up_session_command",
     ][::core::mem::align_of::<up_session_command>() - 8usize];
@@ -439,27 +443,30 @@ const _: () = {
         "Offset of field: up_session_command::session",
     ][::core::mem::offset_of!(up_session_command, session) - 8usize];
     [
-        "Offset of field: up_session_command::token",
-    ][::core::mem::offset_of!(up_session_command, token) - 16usize];
-    [
         "Offset of field: up_session_command::used_before_ms",
-    ][::core::mem::offset_of!(up_session_command, used_before_ms) - 24usize];
+    ][::core::mem::offset_of!(up_session_command, used_before_ms) - 16usize];
     [
         "Offset of field: up_session_command::request",
-    ][::core::mem::offset_of!(up_session_command, request) - 32usize];
+    ][::core::mem::offset_of!(up_session_command, request) - 24usize];
+    [
+        "Offset of field: up_session_command::seq",
+    ][::core::mem::offset_of!(up_session_command, seq) - 32usize];
+    [
+        "Offset of field: up_session_command::number",
+    ][::core::mem::offset_of!(up_session_command, number) - 40usize];
     [
         "Offset of field: up_session_command::state",
-    ][::core::mem::offset_of!(up_session_command, state) - 40usize];
+    ][::core::mem::offset_of!(up_session_command, state) - 48usize];
     [
-        "Offset of field: up_session_command::shard",
-    ][::core::mem::offset_of!(up_session_command, shard) - 44usize];
+        "Offset of field: up_session_command::status",
+    ][::core::mem::offset_of!(up_session_command, status) - 52usize];
     [
-        "Offset of field: up_session_command::reply_addr",
-    ][::core::mem::offset_of!(up_session_command, reply_addr) - 48usize];
-    [
-        "Offset of field: up_session_command::reply_port",
-    ][::core::mem::offset_of!(up_session_command, reply_port) - 64usize];
+        "Offset of field: up_session_command::acks",
+    ][::core::mem::offset_of!(up_session_command, acks) - 53usize];
     [
         "Offset of field: up_session_command::reserved",
-    ][::core::mem::offset_of!(up_session_command, reserved) - 66usize];
+    ][::core::mem::offset_of!(up_session_command, reserved) - 54usize];
+    [
+        "Offset of field: up_session_command::record",
+    ][::core::mem::offset_of!(up_session_command, record) - 56usize];
 };

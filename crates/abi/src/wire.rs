@@ -44,6 +44,7 @@ pub const UP_OP_ANSWER: up_op = 31;
 pub const UP_OP_ABORT: up_op = 32;
 pub const UP_OP_LOCATE: up_op = 33;
 pub const UP_OP_LOCATED: up_op = 34;
+pub const UP_OP_END: up_op = 35;
 pub type up_op = ::core::ffi::c_uint;
 pub const UP_KIND_PUT: up_kind = 0;
 pub const UP_KIND_DELETE: up_kind = 1;

@@ -25,7 +25,7 @@ use underpass_abi::{abi::up_config, wire::UP_EPOCH_SHIFT};
 use underpass_datapath::{attach, features::transmits_redirected, next_hop::NextHops};
 use underpass_protocol::{
     control::{self, Closed, HeartbeatAck, Installed, OPEN_PADDING, Opened},
-    coordinator::{CloseOutcome, Settings},
+    coordinator::{CloseOutcome, Settings, opened},
     wire::{Endpoint, Header, Op, Packet, Reason, SessionId},
 };
 
@@ -349,7 +349,7 @@ impl Loop {
             record.served |= config.assume_installed;
             authority.store(record.clone())?;
             let mut members = Members::new(shard, datapath.listen(), datapath.session_count(), &record, now_ms);
-            let mut floor = datapath.clock(shard.id)?.max(u64::from(record.epoch) << UP_EPOCH_SHIFT);
+            let mut floor = u64::from(record.epoch) << UP_EPOCH_SHIFT;
             if let Some(left) = left {
                 members.take_over(now_ms);
                 floor = left.floor;
@@ -585,10 +585,10 @@ impl Loop {
                 }
             }
         }
-        for at in changed {
-            if self.shards[at].members.phase() == Phase::Serving {
-                self.configure(at)?;
-            }
+        if !changed.is_empty() {
+            let hops = self.shards.iter().flat_map(|served| served.members.members().iter().zip(&served.next_hops));
+            let hops = hops.filter_map(|(member, hop)| hop.map(|hop| (member.endpoint.addr, hop))).collect();
+            self.datapath.set_next_hops(hops);
         }
         Ok(())
     }
@@ -640,7 +640,7 @@ impl Loop {
         })?;
         for session in idle {
             let Some(open) = self.sessions.get(session) else { continue };
-            match self.datapath.close_session(session, Some(used_before_ms))? {
+            match self.datapath.close(session, Some(used_before_ms))? {
                 CloseOutcome::Closed { request, state } => {
                     debug!("session {:#x} of {} was idle", session.0, open.client);
                     self.sessions.close(session, request, state);
@@ -667,7 +667,8 @@ impl Loop {
             Ok(open) => open,
             Err(reason) => return Ok(Err(reason)),
         };
-        self.datapath.open_session(open.session, shard, open.token, client)?;
+        let record = opened(now_ms(), open.session, shard, open.token, client);
+        ensure!(self.datapath.load(open.session.index(), &record)?, "session index {} is taken", open.session.index());
         Ok(Ok(open))
     }
 
@@ -784,7 +785,7 @@ impl Loop {
     /// was answered, and its numbers are used up.
     fn repeated(&mut self, client: Endpoint, shard: u32, request: u64) -> Result<Option<Open>> {
         let Some(open) = self.sessions.opened_by(client, shard, request) else { return Ok(None) };
-        if self.datapath.session(open.session.index())?.request == 0 {
+        if self.datapath.record(open.session.index())?.request == 0 {
             return Ok(Some(open));
         }
         self.sessions.forget_open(open.session);
@@ -799,13 +800,13 @@ impl Loop {
             if open.token != header.token || open.shard != header.shard {
                 return Ok(Err(Reason::Token));
             }
-            match self.datapath.close_session(session, None)? {
+            match self.datapath.close(session, None)? {
                 CloseOutcome::Closed { request, state } => {
                     self.sessions.close(session, request, state);
                     (open.client, Closed { closed: true, request, state })
                 }
                 CloseOutcome::Unresolved => {
-                    let record = self.datapath.session(session.index())?;
+                    let record = self.datapath.record(session.index())?;
                     (open.client, Closed { closed: false, request: record.request, state: record.state.into() })
                 }
                 CloseOutcome::NotYours => return Ok(Err(Reason::Session)),

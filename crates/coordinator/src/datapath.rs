@@ -1,8 +1,9 @@
 //! What the agent needs of a data path, whichever it is.
 
 use std::{
+    collections::BTreeMap,
     io,
-    net::UdpSocket,
+    net::{Ipv4Addr, UdpSocket},
     os::fd::{AsFd, BorrowedFd},
     sync::{
         Arc,
@@ -12,15 +13,12 @@ use std::{
 
 use anyhow::Result;
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use underpass_abi::abi::{up_config, up_session};
-use underpass_protocol::{
-    coordinator::{CloseOutcome, Scan},
-    wire::{Endpoint, SessionId},
-};
+use underpass_abi::abi::up_config;
+use underpass_protocol::{agent::Tables, wire::Endpoint};
 
 /// A coordinator's data path: it holds the tables and handles READ, WRITE and W_REPLY; the agent decides who is in a
 /// shard and who has a session. Times are milliseconds of CLOCK_MONOTONIC.
-pub trait DataPath {
+pub trait DataPath: Tables {
     /// `xdp` or `socket`.
     fn name(&self) -> &'static str;
 
@@ -30,42 +28,19 @@ pub trait DataPath {
     /// The coordinator's address and port, as bound.
     fn listen(&self) -> Endpoint;
 
-    /// Sessions that its table holds.
-    fn session_count(&self) -> u32;
-
-    /// The device whose frames need a next hop in [`up_config::members`]; `None` if the kernel finds its own way.
+    /// The device whose frames need next hops; `None` if the kernel finds its own way.
     fn device(&self) -> Option<u32> {
         None
     }
+
+    /// Says where frames for members go, on a data path with a device: every address that is missing here is not sent to.
+    /// Active configurations follow at once, and so does every later one: the agent need not know.
+    fn set_next_hops(&mut self, _next_hops: BTreeMap<Ipv4Addr, [u8; 6]>) {}
 
     /// The active configurations of live tables that an agent before this one left behind; empty if the tables are new.
     fn adopted(&mut self) -> Result<Vec<up_config>> {
         Ok(Vec::new())
     }
-
-    /// Makes `config` the active configuration of its shard. When it returns, no CPU acts under the one before.
-    fn configure(&mut self, config: &up_config) -> Result<()>;
-
-    /// Gives a session to a client. Opening the same session again is fine.
-    ///
-    /// # Errors
-    /// Its index is beyond the table or holds another session, or the table could not be reached.
-    fn open_session(&mut self, session: SessionId, shard: u32, token: u64, reply_to: Endpoint) -> Result<()>;
-
-    /// Takes a session away unless its write is unresolved; with `used_before_ms` only if not used at or after it.
-    fn close_session(&mut self, session: SessionId, used_before_ms: Option<u64>) -> Result<CloseOutcome>;
-
-    /// A session's record.
-    fn session(&mut self, index: u16) -> Result<up_session>;
-
-    /// Shows the records of the first `count` indices, one after the other.
-    fn records(&mut self, count: usize, visit: &mut dyn FnMut(u16, &up_session)) -> Result<()>;
-
-    /// The shard's clock.
-    fn clock(&mut self, shard: u32) -> Result<u64>;
-
-    /// Looks through the records of the first `sessions` indices; no session beyond was ever opened.
-    fn scan(&mut self, shard: u32, sessions: usize) -> Result<Scan>;
 
     /// Counters by `enum up_count`, summed over CPUs or threads.
     fn counters(&mut self) -> Result<Vec<u64>>;

@@ -6,6 +6,7 @@
 use std::{
     io,
     net::{SocketAddrV4, UdpSocket},
+    ops::Range,
     os::fd::AsFd,
     sync::{
         Arc, Mutex, MutexGuard,
@@ -24,6 +25,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tracing::warn;
 use underpass_abi::abi::{UP_COUNT_CLONE, UP_SHARD_SLOTS, up_config, up_session};
 use underpass_protocol::{
+    agent::{Settlement, Tables, TablesError},
     coordinator::{Action, CloseOutcome, Coordinator, Scan, Settings, scan, slot},
     wire::{Endpoint, HEADER_LEN, Header, MEMBERS_MAX, Packet, SessionId, WireError},
 };
@@ -109,6 +111,12 @@ impl SocketPath {
             path.threads.push(thread);
         }
         Ok(path)
+    }
+
+    /// The first `count` session indices in pieces to look at under one lock.
+    fn pieces(&self, count: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let count = count.min(self.session_count as usize);
+        (0..count).step_by(SCAN_CHUNK).map(move |from| from..(from + SCAN_CHUNK).min(count))
     }
 
     fn join(&mut self) -> Result<()> {
@@ -299,6 +307,77 @@ fn decide(shared: &Shared, batch: &Batch, count: usize, scratch: &mut Scratch) {
     }
 }
 
+/// As those of the tables, under their lock. What looks at every record takes it for a piece of them at a time, so that no
+/// packet waits for the whole table.
+impl Tables for SocketPath {
+    fn session_count(&self) -> u32 {
+        self.session_count
+    }
+
+    fn configure(&mut self, config: &up_config) -> Result<(), TablesError> {
+        self.shared.tables().configure(config);
+        Ok(())
+    }
+
+    fn clear(&mut self, shard: u32) -> Result<(), TablesError> {
+        self.shared.tables().clear(shard)
+    }
+
+    fn config(&self, shard: u32) -> Option<up_config> {
+        self.shared.tables().config(shard).copied()
+    }
+
+    fn extend_lease(&mut self, shard: u32, until_ms: u64) -> Result<(), TablesError> {
+        self.shared.tables().extend_lease(shard, until_ms)
+    }
+
+    fn scan(&mut self, shard: u32, sessions: usize) -> Result<Scan, TablesError> {
+        // The clock first: a write that starts after its record was passed by gets a higher seq.
+        let clock = self.shared.tables().shards()[slot(shard)].clock;
+        let mut total = Scan { stable: clock, unresolved: 0 };
+        for piece in self.pieces(sessions) {
+            let piece = scan(clock, shard, &self.shared.tables().sessions()[piece]);
+            total.stable = total.stable.min(piece.stable);
+            total.unresolved += piece.unresolved;
+        }
+        Ok(total)
+    }
+
+    fn records(&mut self, count: usize, visit: &mut dyn FnMut(u16, &up_session)) -> Result<(), TablesError> {
+        for piece in self.pieces(count) {
+            let tables = self.shared.tables();
+            piece.for_each(|index| visit(index as u16, &tables.sessions()[index]));
+        }
+        Ok(())
+    }
+
+    fn record(&mut self, index: u16) -> Result<up_session, TablesError> {
+        self.shared.tables().record(index)
+    }
+
+    fn load(&mut self, index: u16, record: &up_session) -> Result<bool, TablesError> {
+        self.shared.tables().load(index, record)
+    }
+
+    fn close(&mut self, session: SessionId, used_before_ms: Option<u64>) -> Result<CloseOutcome, TablesError> {
+        self.shared.tables().close(session, used_before_ms)
+    }
+
+    fn forget_acks(&mut self, shard: u32, index: u8) -> Result<(), TablesError> {
+        self.shared.tables().forget_acks(shard, index)
+    }
+
+    fn settle(
+        &mut self,
+        session: SessionId,
+        request: u64,
+        seq: u64,
+        settlement: Settlement,
+    ) -> Result<bool, TablesError> {
+        self.shared.tables().settle(session, request, seq, settlement)
+    }
+}
+
 impl DataPath for SocketPath {
     fn name(&self) -> &'static str {
         "socket"
@@ -313,59 +392,6 @@ impl DataPath for SocketPath {
 
     fn listen(&self) -> Endpoint {
         self.listen
-    }
-
-    fn session_count(&self) -> u32 {
-        self.session_count
-    }
-
-    fn configure(&mut self, config: &up_config) -> Result<()> {
-        self.shared.tables().configure(config);
-        Ok(())
-    }
-
-    fn open_session(&mut self, session: SessionId, shard: u32, token: u64, reply_to: Endpoint) -> Result<()> {
-        if !self.shared.tables().open_session(now_ms(), session, shard, token, reply_to) {
-            bail!("session index {} is taken or beyond the table", session.index());
-        }
-        Ok(())
-    }
-
-    fn close_session(&mut self, session: SessionId, used_before_ms: Option<u64>) -> Result<CloseOutcome> {
-        Ok(self.shared.tables().close_session(session, used_before_ms.unwrap_or(u64::MAX)))
-    }
-
-    fn session(&mut self, index: u16) -> Result<up_session> {
-        self.shared.tables().sessions().get(usize::from(index)).copied().context("beyond the session table")
-    }
-
-    fn records(&mut self, count: usize, visit: &mut dyn FnMut(u16, &up_session)) -> Result<()> {
-        for from in (0..count).step_by(SCAN_CHUNK) {
-            let tables = self.shared.tables();
-            let to = (from + SCAN_CHUNK).min(count);
-            tables.sessions()[from..to].iter().zip(from..).for_each(|(record, index)| visit(index as u16, record));
-        }
-        Ok(())
-    }
-
-    fn clock(&mut self, shard: u32) -> Result<u64> {
-        Ok(self.shared.tables().shards()[slot(shard)].clock)
-    }
-
-    fn scan(&mut self, shard: u32, sessions: usize) -> Result<Scan> {
-        // The clock first, and the records in pieces: a write that starts after its record was passed by gets a higher seq,
-        // and no packet waits for the whole table.
-        let clock = self.clock(shard)?;
-        let mut total = Scan { stable: clock, unresolved: 0 };
-        let mut from = 0;
-        while from < sessions {
-            let to = (from + SCAN_CHUNK).min(sessions);
-            let piece = scan(clock, shard, &self.shared.tables().sessions()[from..to]);
-            total.stable = total.stable.min(piece.stable);
-            total.unresolved += piece.unresolved;
-            from = to;
-        }
-        Ok(total)
     }
 
     fn counters(&mut self) -> Result<Vec<u64>> {

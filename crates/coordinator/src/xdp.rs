@@ -1,8 +1,9 @@
 //! The `xdp` data path: the coordinator's kernel programs, and what of it stays in user space.
 
 use std::{
+    collections::BTreeMap,
     io,
-    net::{SocketAddrV4, UdpSocket},
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
     os::fd::{AsRawFd, RawFd},
     sync::{
         Arc,
@@ -12,18 +13,16 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
-use underpass_abi::abi::{
-    self, UP_SESSION_DONE, UP_SESSION_OP_CLOSE, UP_SESSION_OP_OPEN, UP_SESSION_UNRESOLVED, up_config, up_session,
-    up_session_command, up_settings,
-};
+use anyhow::{Context, Result};
+use underpass_abi::abi::{self, up_config, up_session, up_settings};
 use underpass_datapath::{
     attach::{Mode, interface_index},
     coordinator::{CoordinatorKernel, TableSizes, ensure_bpffs, pin_directory},
 };
 use underpass_protocol::{
-    coordinator::{CloseOutcome, Scan, Settings, scan, slot},
-    wire::{Endpoint, Header, Op, Packet, SessionId},
+    agent::{Settlement, Tables, TablesError},
+    coordinator::{CloseOutcome, Scan, Settings},
+    wire::{Endpoint, Op, Packet, SessionId},
 };
 
 use crate::{
@@ -56,7 +55,6 @@ pub struct XdpDataPath {
     ifindex: u32,
     control: Option<ControlPort>,
     forwarder: Option<Forwarder>,
-    records: Vec<up_session>,
 }
 
 impl XdpDataPath {
@@ -95,11 +93,63 @@ impl XdpDataPath {
             (ControlPort::own(socket)?, None)
         };
         kernel.attach(ifindex, options.mode)?;
-        Ok(Self { kernel, options, ifindex, control: Some(control), forwarder, records: Vec::new() })
+        Ok(Self { kernel, options, ifindex, control: Some(control), forwarder })
+    }
+}
+
+impl Tables for XdpDataPath {
+    fn session_count(&self) -> u32 {
+        self.kernel.session_count()
     }
 
-    fn command(&self, command: &up_session_command) -> Result<up_session_command> {
-        self.kernel.session_command(command).context("running the session program")
+    fn configure(&mut self, config: &up_config) -> Result<(), TablesError> {
+        self.kernel.configure(config)
+    }
+
+    fn clear(&mut self, shard: u32) -> Result<(), TablesError> {
+        Tables::clear(&mut self.kernel, shard)
+    }
+
+    fn config(&self, shard: u32) -> Option<up_config> {
+        self.kernel.config(shard)
+    }
+
+    fn extend_lease(&mut self, shard: u32, until_ms: u64) -> Result<(), TablesError> {
+        Tables::extend_lease(&mut self.kernel, shard, until_ms)
+    }
+
+    fn scan(&mut self, shard: u32, sessions: usize) -> Result<Scan, TablesError> {
+        self.kernel.scan(shard, sessions)
+    }
+
+    fn records(&mut self, count: usize, visit: &mut dyn FnMut(u16, &up_session)) -> Result<(), TablesError> {
+        self.kernel.records(count, visit)
+    }
+
+    fn record(&mut self, index: u16) -> Result<up_session, TablesError> {
+        self.kernel.record(index)
+    }
+
+    fn load(&mut self, index: u16, record: &up_session) -> Result<bool, TablesError> {
+        self.kernel.load(index, record)
+    }
+
+    fn close(&mut self, session: SessionId, used_before_ms: Option<u64>) -> Result<CloseOutcome, TablesError> {
+        self.kernel.close(session, used_before_ms)
+    }
+
+    fn forget_acks(&mut self, shard: u32, index: u8) -> Result<(), TablesError> {
+        Tables::forget_acks(&mut self.kernel, shard, index)
+    }
+
+    fn settle(
+        &mut self,
+        session: SessionId,
+        request: u64,
+        seq: u64,
+        settlement: Settlement,
+    ) -> Result<bool, TablesError> {
+        self.kernel.settle(session, request, seq, settlement)
     }
 }
 
@@ -121,82 +171,16 @@ impl DataPath for XdpDataPath {
         self.options.listen
     }
 
-    fn session_count(&self) -> u32 {
-        self.kernel.sizes().sessions
-    }
-
     fn device(&self) -> Option<u32> {
         Some(self.ifindex)
     }
 
+    fn set_next_hops(&mut self, next_hops: BTreeMap<Ipv4Addr, [u8; 6]>) {
+        self.kernel.set_next_hops(next_hops);
+    }
+
     fn adopted(&mut self) -> Result<Vec<up_config>> {
-        if !self.kernel.taken_over() {
-            return Ok(Vec::new());
-        }
-        let active = |slot| {
-            let shard = self.kernel.shard(slot);
-            shard.config[shard.active as usize & 1]
-        };
-        Ok((0..abi::UP_SHARD_SLOTS as usize).map(active).filter(|config| config.epoch != 0).collect())
-    }
-
-    fn configure(&mut self, config: &up_config) -> Result<()> {
-        self.kernel.configure(config);
-        Ok(())
-    }
-
-    fn open_session(&mut self, session: SessionId, shard: u32, token: u64, reply_to: Endpoint) -> Result<()> {
-        let mut header = Header::new(Op::Open);
-        header.set_reply_to(reply_to);
-        let command = up_session_command {
-            op: UP_SESSION_OP_OPEN,
-            session: session.0,
-            token,
-            shard,
-            reply_addr: header.reply_addr,
-            reply_port: reply_to.port.to_be(),
-            ..up_session_command::default()
-        };
-        match self.command(&command)?.result {
-            UP_SESSION_DONE => Ok(()),
-            _ => bail!("session index {} is taken or beyond the table", session.index()),
-        }
-    }
-
-    fn close_session(&mut self, session: SessionId, used_before_ms: Option<u64>) -> Result<CloseOutcome> {
-        let command = up_session_command {
-            op: UP_SESSION_OP_CLOSE,
-            session: session.0,
-            used_before_ms: used_before_ms.unwrap_or(u64::MAX),
-            ..up_session_command::default()
-        };
-        let answer = self.command(&command)?;
-        Ok(match answer.result {
-            UP_SESSION_DONE => CloseOutcome::Closed { request: answer.request, state: answer.state },
-            UP_SESSION_UNRESOLVED => CloseOutcome::Unresolved,
-            _ => CloseOutcome::NotYours,
-        })
-    }
-
-    fn session(&mut self, index: u16) -> Result<up_session> {
-        self.kernel.read_session(index).context("reading a session's record")
-    }
-
-    fn records(&mut self, count: usize, visit: &mut dyn FnMut(u16, &up_session)) -> Result<()> {
-        self.kernel.read_sessions(count as u32, &mut self.records).context("reading the session table")?;
-        self.records.iter().enumerate().for_each(|(index, record)| visit(index as u16, record));
-        Ok(())
-    }
-
-    fn clock(&mut self, shard: u32) -> Result<u64> {
-        Ok(self.kernel.clock(slot(shard)))
-    }
-
-    fn scan(&mut self, shard: u32, sessions: usize) -> Result<Scan> {
-        // The clock first, as `scan` demands.
-        let clock = self.kernel.clock(slot(shard));
-        self.kernel.read_sessions(sessions as u32, &mut self.records).context("reading the session table")?;
-        Ok(scan(clock, shard, &self.records))
+        Ok(if self.kernel.taken_over() { self.kernel.configurations().collect() } else { Vec::new() })
     }
 
     fn counters(&mut self) -> Result<Vec<u64>> {

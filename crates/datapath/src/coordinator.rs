@@ -1,9 +1,11 @@
 //! The coordinator's kernel programs: loading, their tables, attaching, and running them without a network.
 
 use std::{
+    collections::BTreeMap,
     ffi::OsStr,
     fs, io,
     mem::size_of,
+    net::Ipv4Addr,
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     path::{Path, PathBuf},
     ptr,
@@ -15,8 +17,9 @@ use std::{
 
 use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder, OpenObject, ProgramInput, ProgramMut};
 use underpass_abi::abi::{
-    UP_ABI_VERSION, UP_COUNT_END, UP_SESSION_OP_CLOSE, UP_SESSION_OP_OPEN, UP_SHARD_SLOTS, UP_WRITE_PATH_BROADCAST,
-    UP_WRITE_PATH_PUBLISHED, up_bucket, up_config, up_counters, up_session, up_session_command, up_settings, up_shard,
+    UP_ABI_VERSION, UP_BUCKET_DIRTY, UP_COUNT_END, UP_SESSION_OP_CLEAR, UP_SESSION_OP_FORGET, UP_SHARD_SLOTS,
+    UP_WRITE_PATH_BROADCAST, UP_WRITE_PATH_PUBLISHED, up_bucket, up_config, up_counters, up_member, up_session,
+    up_session_command, up_settings, up_shard,
 };
 
 use crate::{
@@ -152,6 +155,10 @@ pub struct CoordinatorKernel {
     sizes: TableSizes,
     object: Object,
     tc: Option<Object>,
+    /// What configurations are filled with.
+    pub(crate) next_hops: BTreeMap<Ipv4Addr, [u8; 6]>,
+    /// Room for a copy of the session table.
+    pub(crate) records: Vec<up_session>,
     shards: Arc<MappedArray<up_shard>>,
     words: MappedArray<u64>,
     link: Option<Link>,
@@ -205,7 +212,22 @@ impl CoordinatorKernel {
         let shards = Arc::new(MappedArray::new(map("shards").as_fd(), UP_SHARD_SLOTS as usize, "shards")?);
         let words = MappedArray::new(map("words").as_fd(), (sizes.buckets * UP_SHARD_SLOTS) as usize, "buckets")?;
         let taken_over = kept.is_some();
-        Ok(Self { settings, sizes, shards, words, object, tc, link: None, tc_attachment: None, pins, taken_over })
+        let mut kernel = Self {
+            settings,
+            sizes,
+            next_hops: BTreeMap::new(),
+            records: Vec::new(),
+            shards,
+            words,
+            object,
+            tc,
+            link: None,
+            tc_attachment: None,
+            pins,
+            taken_over,
+        };
+        kernel.next_hops = kernel.configurations().flat_map(|config| config.members).filter_map(known_hop).collect();
+        Ok(kernel)
     }
 
     /// Whether the tables are those that an earlier agent left.
@@ -291,33 +313,94 @@ impl CoordinatorKernel {
         }
     }
 
-    /// Makes a configuration the active one of its shard, raising the clock to its epoch. Returns the floor that it was
-    /// given: the clock then.
-    ///
+    /// Makes a configuration the active one of its shard, next hops included, raising the clock to its epoch. Returns the
+    /// floor that it was given: the clock then if the shard was not served, else the one before. (A floor that rose while
+    /// the shard is served could cover a write that has its seq, but that its bucket's word does not tell of yet.)
+    pub fn activate(&self, config: &up_config) -> u64 {
+        let slot = (config.shard % UP_SHARD_SLOTS) as usize;
+        // SAFETY: inside the mapping; the clock is only changed by atomic operations on both sides.
+        let clock = unsafe { AtomicU64::from_ptr(&raw mut (*self.shards.get(slot)).clock) };
+        clock.fetch_max(u64::from(config.epoch) << underpass_abi::wire::UP_EPOCH_SHIFT, Ordering::SeqCst);
+        let floor = self.active(config.shard).map_or_else(|| clock.load(Ordering::SeqCst), |before| before.floor);
+        self.switch(slot, up_config { floor, ..*config });
+        floor
+    }
+
     /// Only the agent writes configurations, so filling the inactive half races with nobody: when this returns, no CPU
     /// reads the half that was active before.
-    pub fn configure(&self, config: &up_config) -> u64 {
-        let shard = self.shards.get((config.shard % UP_SHARD_SLOTS) as usize);
-        // SAFETY: inside the mapping; the clock is only changed by atomic operations on both sides.
-        let clock = unsafe { AtomicU64::from_ptr(&raw mut (*shard).clock) };
-        clock.fetch_max(u64::from(config.epoch) << underpass_abi::wire::UP_EPOCH_SHIFT, Ordering::SeqCst);
+    fn switch(&self, slot: usize, config: up_config) {
+        let shard = self.shards.get(slot);
         // SAFETY: inside the mapping, 4-aligned by the structure's layout.
         let active = unsafe { AtomicU32::from_ptr(&raw mut (*shard).active) };
-        let was = active.load(Ordering::Acquire) & 1;
-        let next = 1 - was;
-        // SAFETY: the agent is the only writer; the old half is read while the kernel may read it too.
-        let before = unsafe { (&raw const (*shard).config[was as usize]).read_volatile() };
-        let mut config = *config;
-        config.floor = match before.epoch != 0 && before.shard == config.shard {
-            true => before.floor,
-            false => clock.load(Ordering::SeqCst),
-        };
+        let next = 1 - (active.load(Ordering::Acquire) & 1);
         // SAFETY: the inactive half, see above.
         unsafe { (&raw mut (*shard).config[next as usize]).write_volatile(config) };
         fence(Ordering::SeqCst);
         active.store(next, Ordering::Release);
         wait_for_programs();
-        config.floor
+    }
+
+    /// The active configuration of a shard, if it has one.
+    pub fn active(&self, shard: u32) -> Option<up_config> {
+        active_config(&self.shards, shard)
+    }
+
+    /// The active configurations.
+    pub fn configurations(&self) -> impl Iterator<Item = up_config> {
+        (0..UP_SHARD_SLOTS as usize).map(|slot| active_half(&self.shards, slot)).filter(|config| config.epoch != 0)
+    }
+
+    /// Puts the end of a lease off, in place.
+    pub fn extend_lease(&self, shard: u32, until_ms: u64) {
+        if self.active(shard).is_some() {
+            let slot = self.shards.get((shard % UP_SHARD_SLOTS) as usize);
+            // SAFETY: inside the mapping; only the agent, which is here, switches halves.
+            let active = unsafe { (&raw const (*slot).active).read_volatile() } & 1;
+            // SAFETY: inside the mapping, 8-aligned by the structure's layout; the kernel reads it in one load.
+            let lease = unsafe { AtomicU64::from_ptr(&raw mut (*slot).config[active as usize].lease_until_ms) };
+            lease.fetch_max(until_ms, Ordering::Release);
+        }
+    }
+
+    /// Stops serving a shard and empties its tables. Sessions come after the configuration and the dirty set last, so that
+    /// one who takes over tables of which half was cleared can clear the rest.
+    pub fn clear(&self, shard: u32) -> io::Result<()> {
+        let slot = (shard % UP_SHARD_SLOTS) as usize;
+        let active = active_half(&self.shards, slot);
+        let of_another = active.epoch != 0 && active.shard != shard;
+        if active.epoch != 0 && !of_another {
+            self.switch(slot, up_config::default());
+        }
+        let mut records = Vec::new();
+        self.read_sessions(self.sizes.sessions, &mut records)?;
+        for record in records.iter().filter(|record| record.session != 0 && record.shard == shard) {
+            self.command(UP_SESSION_OP_CLEAR, record.session, up_session_command::default())?;
+        }
+        if of_another {
+            return Ok(());
+        }
+        let buckets = self.sizes.buckets as usize;
+        for index in slot * buckets..(slot + 1) * buckets {
+            if self.words.read(index) & u64::from(UP_BUCKET_DIRTY) != 0 {
+                let key = (index as u32).to_ne_bytes();
+                let empty = up_bucket::default();
+                self.map("buckets").update(&key, bytes_of(&empty), MapFlags::ANY).map_err(io_error)?;
+            }
+            // SAFETY: inside the mapping; no CPU orders writes of this slot any more.
+            unsafe { self.words.get(index).write_volatile(0) };
+        }
+        Ok(())
+    }
+
+    /// Clears a member's acknowledgement in every record of a shard; no CPU sets it meanwhile.
+    pub fn forget_acks(&self, shard: u32, index: u8) -> io::Result<()> {
+        let mut records = Vec::new();
+        self.read_sessions(self.sizes.sessions, &mut records)?;
+        let acks = 1 << index;
+        for record in records.iter().filter(|record| record.shard == shard && record.acks & acks != 0) {
+            self.command(UP_SESSION_OP_FORGET, record.session, up_session_command { acks, ..Default::default() })?;
+        }
+        Ok(())
     }
 
     /// A shard slot as it is now.
@@ -332,15 +415,12 @@ impl CoordinatorKernel {
     }
 
     /// A function that tells a shard's first member that must acknowledge, for a thread of its own.
-    pub fn first_member(&self) -> impl Fn(u32) -> Option<(std::net::Ipv4Addr, u16)> + Send + 'static {
+    pub fn first_member(&self) -> impl Fn(u32) -> Option<(Ipv4Addr, u16)> + Send + 'static {
         let shards = self.shards.clone();
         move |shard| {
-            let slot = shards.read((shard % UP_SHARD_SLOTS) as usize);
-            let config = &slot.config[slot.active as usize & 1];
-            let first = config.must_ack_list[0] as usize;
-            let member = config.members.get(first)?;
-            let known = config.shard == shard && config.epoch != 0 && config.must_ack_count > 0;
-            known.then(|| (u32::from_be(member.addr).into(), u16::from_be(member.port)))
+            let config = active_config(&shards, shard).filter(|config| config.must_ack_count > 0)?;
+            let member = config.members.get(usize::from(config.must_ack_list[0]))?;
+            Some((u32::from_be(member.addr).into(), u16::from_be(member.port)))
         }
     }
 
@@ -409,10 +489,9 @@ impl CoordinatorKernel {
         Ok(sum)
     }
 
-    /// Opens or closes a session under its record's lock; `command.result` tells.
-    pub fn session_command(&self, command: &up_session_command) -> io::Result<up_session_command> {
-        assert!(matches!(command.op, UP_SESSION_OP_OPEN | UP_SESSION_OP_CLOSE));
-        let run = self.run_program("coordinator_session", bytes_of(command))?;
+    /// Runs a command on a session's record, under its lock; the answer's `result` tells.
+    pub fn command(&self, op: u32, session: u64, command: up_session_command) -> io::Result<up_session_command> {
+        let run = self.run_program("coordinator_session", bytes_of(&up_session_command { op, session, ..command }))?;
         if run.frame.len() != size_of::<up_session_command>() {
             return Err(io::Error::other(format!("the session program answered {} bytes", run.frame.len())));
         }
@@ -469,6 +548,25 @@ impl CoordinatorKernel {
         }
         Ok(())
     }
+}
+
+fn active_half(shards: &MappedArray<up_shard>, slot: usize) -> up_config {
+    let shard = shards.get(slot);
+    // SAFETY: inside the mapping. Another thread than the agent's may see the half change under it if two configurations
+    // follow one another meanwhile; any bytes are a value.
+    unsafe {
+        let active = (&raw const (*shard).active).read_volatile() & 1;
+        (&raw const (*shard).config[active as usize]).read_volatile()
+    }
+}
+
+fn active_config(shards: &MappedArray<up_shard>, shard: u32) -> Option<up_config> {
+    let config = active_half(shards, (shard % UP_SHARD_SLOTS) as usize);
+    (config.epoch != 0 && config.shard == shard).then_some(config)
+}
+
+fn known_hop(member: up_member) -> Option<(Ipv4Addr, [u8; 6])> {
+    (member.next_hop != [0; 6]).then(|| (u32::from_be(member.addr).into(), member.next_hop))
 }
 
 fn set_rodata(open: &mut OpenObject, settings: &up_settings) {

@@ -8,4 +8,5 @@ pub mod frame;
 pub mod netlink;
 pub mod next_hop;
 pub mod plain;
+mod tables;
 pub mod tc;

@@ -27,7 +27,7 @@ use underpass_datapath::{
     frame,
 };
 use underpass_protocol::{
-    coordinator::{hash, scan, slot, unresolved},
+    coordinator::{hash, opened, scan, slot, unresolved},
     wire::{Header, Kind, Op, Operand, Packet, Reason, SessionId},
 };
 
@@ -140,18 +140,12 @@ struct Thread<'a> {
 
 fn open(shared: &Shared, session: SessionId, token: u64, client: u8) {
     shared.sessions.write().unwrap().insert(session, (token, client));
-    let mut header = Header::new(Op::Open);
-    header.set_reply_to(client_endpoint(client));
-    let command = up_session_command {
-        op: abi::UP_SESSION_OP_OPEN,
-        session: session.0,
-        token,
-        shard: SHARD,
-        reply_addr: header.reply_addr,
-        reply_port: client_endpoint(client).port.to_be(),
-        ..up_session_command::default()
-    };
-    assert_eq!(shared.kernel.session_command(&command).unwrap().result, abi::UP_SESSION_DONE);
+    let record = opened(0, session, SHARD, token, client_endpoint(client));
+    let command = up_session_command { record, ..Default::default() };
+    assert_eq!(
+        shared.kernel.command(abi::UP_SESSION_OP_LOAD, session.0, command).unwrap().result,
+        abi::UP_SESSION_DONE
+    );
 }
 
 impl Drop for Thread<'_> {
@@ -375,14 +369,9 @@ impl Thread<'_> {
     fn close(&mut self) {
         let at = self.rng.random_range(0..self.clients.len());
         let session = self.clients[at].session();
-        let command = up_session_command {
-            op: abi::UP_SESSION_OP_CLOSE,
-            session: session.0,
-            used_before_ms: u64::MAX,
-            ..up_session_command::default()
-        };
+        let command = up_session_command { used_before_ms: u64::MAX, ..Default::default() };
         let before = self.now();
-        let told = self.shared.kernel.session_command(&command).unwrap();
+        let told = self.shared.kernel.command(abi::UP_SESSION_OP_CLOSE, session.0, command).unwrap();
         let after = self.now();
         match told.result {
             abi::UP_SESSION_DONE => {
@@ -418,7 +407,7 @@ fn agent(shared: &Shared) -> Vec<Logged> {
             let only = (round / 16 % 3) as u8;
             (next.serving, next.serving_count) = (1 << only, 1);
             next.serving_list = [only, 0, 0, 0, 0, 0, 0, 0];
-            assert_eq!(shared.kernel.configure(&next), u64::from(EPOCH) << 40, "the floor stays");
+            assert_eq!(shared.kernel.activate(&next), u64::from(EPOCH) << 40, "the floor stays");
         }
         thread::sleep(Duration::from_micros(200));
     }

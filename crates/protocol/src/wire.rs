@@ -148,7 +148,7 @@ wire_enum! {
     VersionGone = UP_REASON_VERSION_GONE, "the version asked for is no longer held";
     NoSession = UP_REASON_NO_SESSION, "no free session";
     NoMember = UP_REASON_NO_MEMBER, "the shard has no member to serve it";
-    Malformed = UP_REASON_MALFORMED, "malformed control request";
+    Malformed = UP_REASON_MALFORMED, "malformed request";
     NotCoordinator = UP_REASON_NOT_COORDINATOR, "not from the epoch's coordinator";
 }
 

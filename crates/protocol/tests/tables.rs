@@ -284,6 +284,35 @@ fn a_loaded_session_goes_on_where_it_was() {
     assert_eq!(ordered(write(&mut tables, 0, 2)).seq, (5 << 40) + 1);
 }
 
+#[test]
+fn a_retransmission_of_another_key_or_kind_is_refused() {
+    let mut tables = tables();
+    let sent = request(Op::Write, 0, 1);
+    let header = ordered(step(&mut tables, 1000, client(0), sent, b"v"));
+    let other_kind = Header { kind: Kind::Add.to_wire(), ..sent };
+    let other_key = |tables: &mut Coordinator| {
+        let header = Header { key_len: 1, value_len: 1, ..sent };
+        tables.step(1000, client(0), &Packet { header, key: b"l", value: b"v" })
+    };
+    for committed in [false, true] {
+        if committed {
+            let ok = Settlement::Committed { status: Status::Ok.to_wire(), result: 0 };
+            tables.settle(session(0), 1, header.seq, ok).unwrap();
+        }
+        let before = tables.sessions()[0];
+        assert_eq!(reason(step(&mut tables, 1000, client(0), other_kind, b"v")), Some(Reason::Malformed));
+        assert_eq!(reason(other_key(&mut tables)), Some(Reason::Malformed));
+        assert_eq!(tables.sessions()[0], before);
+    }
+    // A replica does not tell the key of a write that it took.
+    let loaded = up_session { fingerprint: [0; 2], ..tables.record(0).unwrap() };
+    tables.clear(SHARD).unwrap();
+    assert_eq!(tables.load(0, &loaded), Ok(true));
+    tables.configure(&config(SHARD, 2, &[0]));
+    assert!(matches!(other_key(&mut tables), Action::ToSender { header, .. } if header.op == Op::WReply));
+    assert_eq!(reason(step(&mut tables, 1000, client(0), other_kind, b"v")), Some(Reason::Malformed));
+}
+
 /// Each switch does what the rule in its place forbids.
 #[test]
 fn published_behaviours_break_the_rules() {

@@ -2,17 +2,18 @@
 
 #![allow(dead_code)]
 
-use std::net::Ipv4Addr;
+use std::{fmt::Debug, net::Ipv4Addr};
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
-use underpass_abi::abi::{self, up_config, up_session_command, up_settings};
+use underpass_abi::abi::{self, up_config, up_settings};
 use underpass_datapath::{
     coordinator::{CoordinatorKernel, Run, TableSizes},
     frame::{self, Addresses},
 };
 use underpass_protocol::{
-    coordinator::{Coordinator, Settings},
-    wire::{Endpoint, Header, Op, SessionId},
+    agent::Tables,
+    coordinator::{CloseOutcome, Coordinator, Settings, opened},
+    wire::{Endpoint, MEMBERS_MAX, SessionId},
 };
 
 pub const COORDINATOR: Endpoint = Endpoint { addr: Ipv4Addr::new(10, 0, 0, 1), port: 5550 };
@@ -38,27 +39,47 @@ pub fn client_mac(client: u8) -> [u8; 6] {
     [2, 0, 0, 9, 0, client]
 }
 
+/// A configuration with the first so many members.
 pub fn config(shard: u32, epoch: u32, members: u8) -> up_config {
+    let all = ((1u16 << members) - 1) as u8;
+    config_of(shard, epoch, all, all)
+}
+
+/// A configuration with the members of these bitmaps.
+pub fn config_of(shard: u32, epoch: u32, must_ack: u8, serving: u8) -> up_config {
     let mut config = up_config {
         shard,
         epoch,
         lease_until_ms: u64::MAX,
         time_offset_ms: 1_700_000_000_000,
-        must_ack: ((1u16 << members) - 1) as u8,
-        serving: ((1u16 << members) - 1) as u8,
-        must_ack_count: members,
-        serving_count: members,
+        must_ack,
+        serving,
+        must_ack_count: must_ack.count_ones() as u8,
+        serving_count: serving.count_ones() as u8,
+        must_ack_list: list(must_ack),
+        serving_list: list(serving),
         ..up_config::default()
     };
-    for i in 0..members {
+    for i in list(must_ack | serving).into_iter().take((must_ack | serving).count_ones() as usize) {
         let at = usize::from(i);
-        config.must_ack_list[at] = i;
-        config.serving_list[at] = i;
         config.members[at].addr = u32::from(member_endpoint(shard, i).addr).to_be();
         config.members[at].port = member_endpoint(shard, i).port.to_be();
         config.members[at].next_hop = member_mac(shard, i);
     }
     config
+}
+
+/// The indices in a bitmap, ascending; zeros behind them.
+fn list(bitmap: u8) -> [u8; MEMBERS_MAX] {
+    let mut list = [0; MEMBERS_MAX];
+    let indices = (0..MEMBERS_MAX as u8).filter(|i| bitmap & (1 << i) != 0);
+    list.iter_mut().zip(indices).for_each(|(at, index)| *at = index);
+    list
+}
+
+/// The link-layer addresses of every member of every shard that a test has.
+pub fn all_hops() -> impl Iterator<Item = (Ipv4Addr, [u8; 6])> {
+    (0..16).flat_map(|shard| (0..8).map(move |i| (member_endpoint(shard, i).addr, member_mac(shard, i))))
 }
 
 /// Both implementations.
@@ -80,7 +101,8 @@ impl Twins {
             bucket_key,
             ..up_settings::default()
         };
-        let kernel = CoordinatorKernel::load(settings, sizes, None).expect("loading (needs root)");
+        let mut kernel = CoordinatorKernel::load(settings, sizes, None).expect("loading (needs root)");
+        kernel.set_next_hops(all_hops().collect());
         let pure = Coordinator::new(Settings {
             buckets: sizes.buckets,
             sessions: sizes.sessions,
@@ -90,46 +112,24 @@ impl Twins {
         Self { kernel, pure, sizes }
     }
 
+    /// Does the same to both tables, with the same answer.
+    pub fn both<R: Debug + PartialEq>(&mut self, what: impl Fn(&mut dyn Tables) -> R) -> R {
+        let kernel = what(&mut self.kernel);
+        assert_eq!(kernel, what(&mut self.pure), "the kernel's answer and the pure coordinator's");
+        kernel
+    }
+
     pub fn configure(&mut self, config: up_config) {
-        let floor = self.kernel.configure(&config);
-        self.pure.configure(&config);
-        assert_eq!(floor, self.pure.config(config.shard).unwrap().floor);
+        self.both(|tables| tables.configure(&config)).unwrap();
     }
 
     pub fn open(&mut self, session: SessionId, shard: u32, token: u64, to: Endpoint) {
-        let mut header = Header::new(Op::Open);
-        header.set_reply_to(to);
-        let command = up_session_command {
-            op: abi::UP_SESSION_OP_OPEN,
-            session: session.0,
-            token,
-            shard,
-            reply_addr: header.reply_addr,
-            reply_port: to.port.to_be(),
-            ..up_session_command::default()
-        };
-        let kernel = self.kernel.session_command(&command).unwrap().result == abi::UP_SESSION_DONE;
-        assert_eq!(kernel, self.pure.open_session(0, session, shard, token, to), "opening {session:?}");
+        let record = opened(0, session, shard, token, to);
+        assert_eq!(self.both(|tables| tables.load(session.index(), &record)), Ok(true), "opening {session:?}");
     }
 
-    pub fn close(&mut self, session: SessionId) -> u32 {
-        let command = up_session_command {
-            op: abi::UP_SESSION_OP_CLOSE,
-            session: session.0,
-            used_before_ms: u64::MAX,
-            ..up_session_command::default()
-        };
-        let answer = self.kernel.session_command(&command).unwrap();
-        let pure = self.pure.close_session(session, u64::MAX);
-        use underpass_protocol::coordinator::CloseOutcome;
-        match answer.result {
-            abi::UP_SESSION_DONE => {
-                assert_eq!(pure, CloseOutcome::Closed { request: answer.request, state: answer.state })
-            }
-            abi::UP_SESSION_UNRESOLVED => assert_eq!(pure, CloseOutcome::Unresolved),
-            _ => assert_eq!(pure, CloseOutcome::NotYours),
-        }
-        answer.result
+    pub fn close(&mut self, session: SessionId) -> CloseOutcome {
+        self.both(|tables| tables.close(session, None)).unwrap()
     }
 
     /// Every table of both, compared word by word.
@@ -143,11 +143,7 @@ impl Twins {
         let mut sessions = vec![];
         self.kernel.read_sessions(self.sizes.sessions, &mut sessions).unwrap();
         for (index, (pure, mut kernel)) in self.pure.sessions().iter().zip(sessions).enumerate() {
-            // Link-layer addresses and wall clocks are the kernel's alone. A closed record keeps what nobody reads.
-            if pure.session == 0 {
-                assert_eq!((kernel.session, kernel.state), (0, 0), "closed session {index}: {context}");
-                continue;
-            }
+            // Link-layer addresses and clocks are the kernel's alone.
             (kernel.reply_mac, kernel.used_ms, kernel.lock) = (pure.reply_mac, pure.used_ms, 0);
             assert_eq!(&kernel, pure, "session {index}: {context}");
         }

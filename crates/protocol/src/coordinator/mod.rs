@@ -265,17 +265,7 @@ impl Coordinator {
         if record.session != 0 {
             return false;
         }
-        let mut header = Header::new(Op::Open);
-        header.set_reply_to(to);
-        *record = up_session {
-            session: session.0,
-            token,
-            reply_addr: header.reply_addr,
-            reply_port: to.port.to_be(),
-            used_ms: now_ms,
-            shard,
-            ..up_session::default()
-        };
+        *record = opened(now_ms, session, shard, token, to);
         true
     }
 
@@ -491,6 +481,7 @@ impl Coordinator {
         let mut header = packet.header;
         header.epoch = config.epoch;
         let clock = self.shards[slot(header.shard)].clock;
+        let fingerprint = hash::fingerprint(packet.key, self.settings.fingerprint_key);
         let record = &mut self.sessions[usize::from(header.session.index())];
         let state = u32::from(record.state);
         #[cfg(feature = "published")]
@@ -501,7 +492,11 @@ impl Coordinator {
             return Step::Done(self.drop(abi::UP_COUNT_DROP_OLD));
         }
         if header.request == record.request && state != abi::UP_STATE_IDLE && !retry_is_new {
+            // Members that never saw the write must not be given another one under its seq.
+            let known = record.fingerprint != [0; 2];
+            let same = record.kind == header.kind && (!known || record.fingerprint == fingerprint);
             return Step::Done(match state {
+                abi::UP_STATE_PENDING | abi::UP_STATE_COMMITTED if !same => self.reject(header, Reason::Malformed),
                 abi::UP_STATE_COMMITTED => {
                     header.op = Op::WReply;
                     header.status = record.status;
@@ -538,7 +533,6 @@ impl Coordinator {
         record.seq = clock;
         let time = packet_time(config, now_ms);
         let bucket = self.bucket(packet);
-        let fingerprint = hash::fingerprint(packet.key, self.settings.fingerprint_key);
         Step::Order(Ordering { header, fingerprint, bucket, seq: 0, time })
     }
 
@@ -797,6 +791,21 @@ impl Coordinator {
 /// The slot that a shard lives in.
 pub fn slot(shard: u32) -> usize {
     (shard % UP_SHARD_SLOTS) as usize
+}
+
+/// The record of a session that was just opened.
+pub fn opened(now_ms: u64, session: SessionId, shard: u32, token: u64, to: Endpoint) -> up_session {
+    let mut header = Header::new(Op::Open);
+    header.set_reply_to(to);
+    up_session {
+        session: session.0,
+        token,
+        reply_addr: header.reply_addr,
+        reply_port: to.port.to_be(),
+        used_ms: now_ms,
+        shard,
+        ..up_session::default()
+    }
 }
 
 /// A member's address.

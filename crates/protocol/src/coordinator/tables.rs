@@ -23,8 +23,9 @@ impl Tables for Coordinator {
             .iter_mut()
             .filter(|record| record.shard == shard)
             .for_each(|record| *record = up_session::default());
-        if self.config(shard).is_some() {
-            let at = slot(shard);
+        let at = slot(shard);
+        let active = &self.shards[at].config[self.shards[at].active as usize];
+        if active.epoch == 0 || active.shard == shard {
             // The clock stays, so that it never goes back.
             self.shards[at].config = Default::default();
             let buckets = self.settings.buckets as usize;
