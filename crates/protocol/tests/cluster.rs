@@ -376,7 +376,7 @@ impl World {
                 Place::Coordinator => self.at_coordinator(from, &bytes),
                 Place::Replica(index) => {
                     let replica = self.replicas[usize::from(index)].as_ref().expect("none dies here");
-                    for action in replica.step(core::Event::Datagram { from, bytes: &bytes }) {
+                    for action in replica.step(common::NOW_MS, core::Event::Datagram { from, bytes: &bytes }) {
                         if let core::Action::Send { to, bytes } = action {
                             self.transmit(self.place(to), member_endpoint(index), bytes);
                         }

@@ -527,7 +527,7 @@ impl<'a> Explorer<'a> {
         let replica = replica(index, self.set.replicas);
         for id in log {
             let bytes = &self.datagrams[usize::from(*id)].bytes;
-            replica.step(core::Event::Datagram { from: COORDINATOR, bytes });
+            replica.step(NOW_MS, core::Event::Datagram { from: COORDINATOR, bytes });
         }
         replica
     }
@@ -540,7 +540,7 @@ impl<'a> Explorer<'a> {
         let replica = self.rebuilt(index, log);
         let bytes = self.datagrams[usize::from(id)].bytes.clone();
         let (mut answer, mut count) = (None, None);
-        for action in replica.step(core::Event::Datagram { from: COORDINATOR, bytes: &bytes }) {
+        for action in replica.step(NOW_MS, core::Event::Datagram { from: COORDINATOR, bytes: &bytes }) {
             match action {
                 core::Action::Count(what) => count = Some(what),
                 core::Action::Send { bytes, .. } => answer = Some(self.intern(None, Some(index), bytes)),

@@ -336,7 +336,9 @@ impl Replica {
                 let usage = self.store.used_bytes();
                 if let Some(copy) = fetching.copy.as_mut().filter(|_| why != Why::Pull) {
                     copy.progress.trouble = match refused {
-                        Refused::Full => format!("its memory budget is used up ({usage} bytes): give it more with --memory"),
+                        Refused::Full => {
+                            format!("its memory budget is used up ({usage} bytes): give it more with --memory")
+                        }
                         _ => "its session table is smaller than the donor's".into(),
                     };
                 }
@@ -364,13 +366,7 @@ impl Replica {
     }
 
     /// What follows the answer to a question; `None`: nothing.
-    fn next_question(
-        &self,
-        fetching: &mut Fetching,
-        why: Why,
-        fetched: &Fetched,
-        below: u64,
-    ) -> Option<(Fetch, u64)> {
+    fn next_question(&self, fetching: &mut Fetching, why: Why, fetched: &Fetched, below: u64) -> Option<(Fetch, u64)> {
         match fetched {
             Fetched::Key(_) => (below != 0).then_some((Fetch::Key, below)),
             Fetched::Sessions { from, end, .. } => {
@@ -407,7 +403,8 @@ impl Replica {
         if fetching.is_asked(copies) {
             return;
         }
-        if let Some(copy) = fetching.copy.as_mut().filter(|copy| !copy.progress.done && copy.progress.trouble.is_empty())
+        if let Some(copy) =
+            fetching.copy.as_mut().filter(|copy| !copy.progress.done && copy.progress.trouble.is_empty())
         {
             copy.progress.done = true;
             role.copied.store(true, Relaxed);

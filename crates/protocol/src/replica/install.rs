@@ -284,7 +284,9 @@ impl Replica {
                 ));
             }
             if epoch == held_epoch {
-                return Decision::Refuse(format!("it is in epoch {epoch}; only a later one can have it give up its data"));
+                return Decision::Refuse(format!(
+                    "it is in epoch {epoch}; only a later one can have it give up its data"
+                ));
             }
             return Decision::Reset;
         }
@@ -292,7 +294,9 @@ impl Replica {
             return Decision::Refuse(format!("{sessions} sessions are not within 1 to {SESSIONS_MAX}"));
         }
         let Some(member) = configuration.member(*index).filter(|member| member.incarnation == *incarnation) else {
-            return Decision::Refuse(format!("epoch {epoch} does not name it (incarnation {incarnation}) as member {index}"));
+            return Decision::Refuse(format!(
+                "epoch {epoch} does not name it (incarnation {incarnation}) as member {index}"
+            ));
         };
         let Some(role) = role else { return Decision::Accept };
         if epoch == role.epoch {
@@ -315,7 +319,9 @@ impl Replica {
         }
         // What a learner holds is of use in its tenure alone: no take-over has looked at it (hole 17).
         match (role.learner, member.active) {
-            (false, false) => Decision::Refuse("it is active: to begin as a learner it must give up its data first".into()),
+            (false, false) => {
+                Decision::Refuse("it is active: to begin as a learner it must give up its data first".into())
+            }
             (true, true) if !self.may_be_active(role) => {
                 Decision::Refuse("it has not copied everything, and so cannot be active".into())
             }

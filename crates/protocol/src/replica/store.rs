@@ -508,8 +508,7 @@ impl Store {
         let number = (u128::from(place) * u128::from(count) >> 64) as u64;
         let next = ((u128::from(number) + 1 << 64) / u128::from(count)) as u64;
         let shard = self.lock(place.rotate_right(turn));
-        let mut places: Vec<_> =
-            shard.table.iter().map(|head| self.hash(head.key()).rotate_left(turn)).collect();
+        let mut places: Vec<_> = shard.table.iter().map(|head| self.hash(head.key()).rotate_left(turn)).collect();
         drop(shard);
         places.sort_unstable();
         places.dedup();
@@ -526,9 +525,7 @@ impl Store {
         let hash = place.rotate_right(self.turn());
         let shard = self.lock(hash);
         let heads = shard.table.iter_hash(hash).filter(|head| self.hash(head.key()) == hash);
-        heads
-            .map(|head| (head.key().to_vec(), head.iter().map(|version| shard.written(version)).collect()))
-            .collect()
+        heads.map(|head| (head.key().to_vec(), head.iter().map(|version| shard.written(version)).collect())).collect()
     }
 
     /// Up to `count` versions above `stable` with the lowest seqs from `seq` on: seq, key and writer.
@@ -564,7 +561,8 @@ impl Store {
     pub fn recount(&self) -> (u64, u64, u64) {
         let (mut items, mut versions, mut bytes) = (0, 0, 0);
         for shard in self.each() {
-            bytes += shard.table.allocation_size() as u64 + (shard.unsettled.len() + shard.kept.len()) as u64 * QUEUE_COST;
+            bytes +=
+                shard.table.allocation_size() as u64 + (shard.unsettled.len() + shard.kept.len()) as u64 * QUEUE_COST;
             for head in shard.table.iter() {
                 items += u64::from(!head.tombstone);
                 versions += head.iter().count() as u64;

@@ -578,7 +578,8 @@ fn control_that_contradicts_itself_is_refused() {
     assert_eq!(restarted.stable(), 0);
     // But not to whoever asks with fewer bytes than the answer has.
     let header = Header { shard: 1, epoch: EPOCH, ..Header::new(Op::Heartbeat) };
-    let short = datagram(&restarted, CLIENT, &header.datagram(&[], br#"{"stable":1,"time":0,"echo":null,"donor":null}"#));
+    let short =
+        datagram(&restarted, CLIENT, &header.datagram(&[], br#"{"stable":1,"time":0,"echo":null,"donor":null}"#));
     assert_eq!(only(&short).1.header.status, Reason::Malformed.to_wire());
     assert!(only(&short).1.value.is_empty());
 

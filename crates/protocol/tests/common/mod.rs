@@ -11,7 +11,7 @@ use std::net::Ipv4Addr;
 
 use underpass_abi::abi::up_config;
 use underpass_protocol::{
-    control::{self, Configuration, Install, MemberInfo},
+    control::{self, ClusterKey, Configuration, Heartbeat, Install, MemberInfo},
     coordinator::{Coordinator, Settings, hash},
     replica::{self, Replica},
     wire::{Endpoint, Header, Kind, Op, Operand, SessionId},
@@ -71,11 +71,12 @@ pub fn coordinator(members: u8) -> Coordinator {
     coordinator
 }
 
-/// An empty replica that takes part as the member of this index.
+/// An empty replica that takes part as the member of this index, and has a lease for ever.
 pub fn replica(index: u8, members: u8) -> Replica {
     let incarnation = 100 + u64::from(index);
     let replica = Replica::new(replica::Settings::simulated(incarnation, 1 << 20));
     let member = |index: u8| MemberInfo {
+        index,
         id: u32::from(index),
         incarnation: 100 + u64::from(index),
         addr: member_endpoint(index).addr,
@@ -85,15 +86,27 @@ pub fn replica(index: u8, members: u8) -> Replica {
     let configuration = Configuration {
         shard: SHARD,
         epoch: EPOCH,
+        tenure: EPOCH,
+        lease_ms: 1 << 40,
         coordinator_addr: COORDINATOR.addr,
         coordinator_port: COORDINATOR.port,
         members: (0..members).map(member).collect(),
     };
-    let install = Install { index, configuration, sessions: SESSIONS, clean_epoch: 0 };
-    let bytes = control::emit(Header { shard: SHARD, ..Header::new(Op::Install) }, &install);
-    replica.step(replica::Event::Datagram { from: COORDINATOR, bytes: &bytes });
+    let install = Install { incarnation, index, reset: false, configuration, sessions: SESSIONS };
+    let header = Header { shard: SHARD, epoch: EPOCH, ..Header::new(Op::Install) };
+    let bytes = control::seal(control::emit(header, &install), ClusterKey::default());
+    replica.step(NOW_MS, replica::Event::Datagram { from: COORDINATOR, bytes: &bytes });
+    let bytes = heartbeat(0, Some(NOW_MS));
+    replica.step(NOW_MS, replica::Event::Datagram { from: COORDINATOR, bytes: &bytes });
     assert_eq!(replica.membership().map(|membership| (membership.epoch, membership.index)), Some((EPOCH, index)));
     replica
+}
+
+/// A heartbeat; with `echo`, a lease for ever.
+pub fn heartbeat(stable: u64, echo: Option<u64>) -> Vec<u8> {
+    let header = Header { shard: SHARD, epoch: EPOCH, ..Header::new(Op::Heartbeat) };
+    let heartbeat = Heartbeat { stable, time: NOW_MS, echo, donor: None };
+    control::seal(control::emit(header, &heartbeat), ClusterKey::default())
 }
 
 /// What a client asks for.

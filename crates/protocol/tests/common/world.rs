@@ -6,14 +6,13 @@ use underpass_abi::abi;
 use underpass_check::invariants::Applied;
 use underpass_protocol::{
     agent::Tables as _,
-    control::{self, Heartbeat},
     coordinator::{Action, Coordinator, Published, Step},
     replica::{self, Count, Replica},
     wire::{Header, Kind, Op, Packet, Reason, SessionId, Status},
 };
 
 use super::{
-    Ask, BASE, COORDINATOR, EPOCH, NOW_MS, SESSIONS, SHARD,
+    Ask, BASE, COORDINATOR, NOW_MS, SESSIONS, SHARD,
     checks::{Broken, Recorded, Seen, clean_after},
     client_endpoint, member_endpoint,
     oracle::Answer,
@@ -272,6 +271,7 @@ impl World {
             Step::Finish(_) => "the bucket knows the commit; next, the session's record",
             Step::LateLook(_) => "the bound is taken; next, the bucket",
             Step::LateBound(_) => "the key looks clean; next, the bound",
+            Step::Settled => unreachable!("no agent settles anything here"),
         };
         self.cpus.insert(cpu, (step, message));
         Ok(vec![format!("cpu{cpu}, coordinator: {line}")])
@@ -356,7 +356,7 @@ impl World {
         let packet = Packet::parse(&message.bytes).expect("made by us");
         let about = self.name_of(&packet.header);
         let key = String::from_utf8_lossy(packet.key).into_owned();
-        let actions = replica.step(replica::Event::Datagram { from: COORDINATOR, bytes: &message.bytes });
+        let actions = replica.step(NOW_MS, replica::Event::Datagram { from: COORDINATOR, bytes: &message.bytes });
         let mut count = None;
         let mut answer = None;
         for action in actions {
@@ -477,10 +477,9 @@ impl World {
 
     fn heartbeat(&mut self) -> Result<Vec<String>, Fail> {
         let scan = self.coordinator.scan(SHARD, usize::MAX).unwrap();
-        let header = Header { shard: SHARD, epoch: EPOCH, ..Header::new(Op::Heartbeat) };
-        let bytes = control::emit(header, &Heartbeat { stable: scan.stable, time: NOW_MS });
+        let bytes = super::heartbeat(scan.stable, None);
         for replica in self.replicas.iter().flatten() {
-            replica.step(replica::Event::Datagram { from: COORDINATOR, bytes: &bytes });
+            replica.step(NOW_MS, replica::Event::Datagram { from: COORDINATOR, bytes: &bytes });
         }
         Ok(vec![format!("everything up to {} is resolved", seq(scan.stable))])
     }
