@@ -83,9 +83,10 @@ fn members(state: &State) -> impl Iterator<Item = usize> {
     each(state.record.members()).filter(|&r| state.replicas[r].life == state.record.lives[r])
 }
 
-/// Does a replica hold this committed version, a newer one, or, of a dropped tombstone, nothing?
-fn holds(chain: &Chain, stable: u8, version: Version) -> bool {
-    chain.last().map_or(version.content == 0 && version.seq <= stable, |newest| newest.seq >= version.seq)
+/// Does a replica hold this committed version or a newer one? Nothing is as good as a tombstone: what it must keep from coming
+/// back is seen when it does.
+fn holds(chain: &Chain, version: Version) -> bool {
+    chain.last().map_or(version.content == 0, |newest| newest.seq >= version.seq)
 }
 
 fn committed_everywhere(state: &State) -> Option<Invariant> {
@@ -97,7 +98,7 @@ fn committed_everywhere(state: &State) -> Option<Invariant> {
         for (key, history) in state.ghost.history.iter().enumerate() {
             let bound = active || learns && replica.records_copied && replica.keys_copied & bit(key) != 0;
             let Some(&newest) = history.last() else { continue };
-            if bound && !holds(&replica.chains[key], replica.stable, newest) {
+            if bound && !holds(&replica.chains[key], newest) {
                 return Some(Invariant::CommittedEverywhere);
             }
         }
@@ -138,7 +139,7 @@ fn monotone(state: &State) -> Option<Invariant> {
         for (key, &newest) in replica.newest.iter().enumerate() {
             let history = &state.ghost.history[key];
             let Some(version) = history.iter().find(|version| version.seq == newest) else { continue };
-            if !holds(&replica.chains[key], replica.stable, *version) {
+            if !holds(&replica.chains[key], *version) {
                 return Some(Invariant::Monotone);
             }
         }

@@ -1,4 +1,4 @@
-//! One rule relaxed at a time. Each must be caught in the scope named with it.
+//! One rule relaxed at a time. Each must be caught in the scope that `scopes::CAUGHT` names.
 
 /// A relaxed rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use underpass_model::{
     Model,
     checker::explore,
-    scopes::{CAUGHT, LONG, SHORT, Scope},
+    scopes::{CAUGHT, LONG, REDUNDANT, SHORT, Scope},
 };
 
 fn holds(scope: &Scope) {
@@ -40,6 +40,16 @@ fn every_mutant_is_caught() {
 fn the_protocol_holds_in_larger_scopes() {
     LONG.iter().for_each(holds);
     caught(LONG);
+}
+
+/// If this fails, a rule that seemed redundant is not: move it to `CAUGHT`.
+#[test]
+fn redundant_rules_are_redundant() {
+    for (mutant, name) in REDUNDANT {
+        let scope = SHORT.iter().find(|scope| scope.name == *name).expect("a short scope");
+        let outcome = explore(&Model { scope: *scope, mutant: Some(*mutant) }, usize::MAX);
+        assert!(outcome.complete, "{mutant:?} breaks {:#?}", outcome.violation);
+    }
 }
 
 #[test]
