@@ -386,3 +386,63 @@ fn an_engine_is_fed_from_open_loop() {
         }
     }
 }
+
+#[test]
+fn a_client_follows_its_shard_to_and_fro() {
+    let (a, b) = (Shard::start(0), Shard::start(0));
+    let config = Config { deadline_ms: 1000, ..Config::of_shard(0, vec![a.coordinator, b.coordinator]) };
+    let client = Client::connect(config).unwrap();
+    client.put(b"k", b"a").unwrap();
+    for (epoch, (from, to)) in [(&a, &b), (&b, &a), (&a, &b)].into_iter().enumerate() {
+        from.hand_over(to, 2 + epoch as u32);
+        let before = Instant::now();
+        client.get(b"k").unwrap();
+        assert!(before.elapsed() < Duration::from_millis(500), "{:?}", before.elapsed());
+    }
+    // These two share no sessions: those that were given by one are replaced at the other.
+    let written = b.writes.load(Ordering::Relaxed);
+    while client.put(b"k", b"b").is_err() {}
+    assert!(b.writes.load(Ordering::Relaxed) > written);
+}
+
+#[test]
+fn many_sessions_ask_once_and_all_of_them_move() {
+    let (a, b) = (Shard::start(0), Shard::start(0));
+    let config = Config::of_shard(0, vec![a.coordinator, b.coordinator]);
+    let mut engine = Engine::new(&Config { sessions: 32, ..config }).unwrap();
+    engine.open(Duration::from_secs(2)).unwrap();
+    a.hand_over(&b, 2);
+    let asked = Arc::new(AtomicU64::new(0));
+    let count = asked.clone();
+    a.set_faults(move |header| match header.op {
+        Op::Locate => {
+            count.fetch_add(1, Ordering::Relaxed);
+            None
+        }
+        _ => Some(Fault::Reject(Reason::NotCoordinator)),
+    });
+    let deadline = engine.now() + 5_000_000_000;
+    for tag in 0..256 {
+        engine.submit(Request::Read { key: b"k" }, tag, deadline).unwrap();
+    }
+    let mut done = Vec::new();
+    while done.len() < 256 {
+        engine.poll(Duration::from_secs(5), &mut done).unwrap();
+    }
+    assert!(done.iter().all(|completion| completion.outcome == Outcome::Read(None)), "{done:?}");
+    assert!(asked.load(Ordering::Relaxed) < 16, "{asked:?} questions of 32 sessions");
+    assert_eq!(engine.diagnosis(0).coordinator, b.coordinator);
+}
+
+#[test]
+fn nobody_who_serves_is_told_with_what_everybody_said() {
+    let (a, b) = (Shard::start(0), Shard::start(0));
+    for shard in [&a, &b] {
+        shard.set_faults(|_| Some(Fault::Reject(Reason::NotCoordinator)));
+    }
+    let config = Config { deadline_ms: 200, ..Config::of_shard(0, vec![a.coordinator, b.coordinator]) };
+    let told = Client::new(config).unwrap().get(b"k").unwrap_err().to_string();
+    for shard in [&a, &b] {
+        assert!(told.contains(&format!("{} rejected: not from the epoch's coordinator", shard.coordinator)), "{told}");
+    }
+}

@@ -14,7 +14,7 @@ use std::{
 
 use underpass_abi::abi::{UP_STATE_COMMITTED, UP_STATE_IDLE};
 use underpass_protocol::{
-    control::{self, Closed, Configuration, Opened},
+    control::{self, Closed, Configuration, Located, MemberInfo, Opened},
     wire::{Header, Kind, Op, Operand, Packet, Reason, SessionId, Status},
 };
 
@@ -39,6 +39,8 @@ pub struct Shard {
     pub writes: Arc<AtomicU64>,
     /// Sessions open.
     pub sessions: Arc<AtomicU64>,
+    /// What it answers to LOCATE.
+    located: Arc<Mutex<Option<Configuration>>>,
     faults: Arc<Mutex<Option<Faults>>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -53,6 +55,7 @@ impl Shard {
             coordinator: address,
             writes: Arc::default(),
             sessions: Arc::default(),
+            located: Arc::default(),
             faults: Arc::default(),
             stop: Arc::default(),
             thread: None,
@@ -65,6 +68,7 @@ impl Shard {
             seq: 1 << 40,
             sessions: HashMap::new(),
             items: HashMap::new(),
+            located: shard.located.clone(),
             writes: shard.writes.clone(),
             open: shard.sessions.clone(),
         };
@@ -86,6 +90,26 @@ impl Shard {
     /// From now on asks `faults` about every request.
     pub fn set_faults(&self, faults: impl FnMut(&Header) -> Option<Fault> + Send + 'static) {
         *self.faults.lock().unwrap() = Some(Box::new(faults));
+    }
+
+    /// From now on it turns requests away and tells, as `other` does, that `other` coordinates since `epoch`.
+    pub fn hand_over(&self, other: &Self, epoch: u32) {
+        let member = MemberInfo { index: 0, id: 1, incarnation: 7, addr: [127, 0, 0, 1].into(), port: 1, active: true };
+        let (coordinator_addr, coordinator_port) = (*other.coordinator.ip(), other.coordinator.port());
+        let configuration = Configuration {
+            shard: 0,
+            epoch,
+            tenure: epoch,
+            lease_ms: 1000,
+            coordinator_addr,
+            coordinator_port,
+            members: vec![member],
+        };
+        for shard in [self, other] {
+            *shard.located.lock().unwrap() = Some(configuration.clone());
+        }
+        other.clear_faults();
+        self.set_faults(|header| (header.op != Op::Locate).then_some(Fault::Reject(Reason::NotCoordinator)));
     }
 
     pub fn clear_faults(&self) {
@@ -121,6 +145,7 @@ struct State {
     seq: u64,
     sessions: HashMap<u64, Session>,
     items: HashMap<Vec<u8>, (Vec<u8>, u64)>,
+    located: Arc<Mutex<Option<Configuration>>>,
     writes: Arc<AtomicU64>,
     open: Arc<AtomicU64>,
 }
@@ -174,6 +199,13 @@ impl State {
                     members: Vec::new(),
                 };
                 Some(control::emit(answer, &Opened { idle_ms: 60_000, configuration: Some(configuration) }))
+            }
+            Op::Locate => {
+                assert!(packet.value.len() >= control::OPEN_PADDING);
+                let configuration = self.located.lock().unwrap().clone()?;
+                let port = self.coordinator.local_addr().unwrap().port();
+                let serves = configuration.coordinator_port == port;
+                Some(control::emit(Header { op: Op::Located, ..header }, &Located { configuration, serves }))
             }
             Op::Close => {
                 let session = self.sessions.remove(&header.session.0);
