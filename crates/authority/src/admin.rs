@@ -82,7 +82,7 @@ impl Etcd {
         let key = self.link.settings().record_key(record.shard);
         // Finds a member that answers, so that the one try has a good chance.
         self.get(&key, &GetOptions::new())?;
-        Ok(self.runtime.block_on(compare_and_swap(&mut self.link, &key, expected, record)))
+        Ok(self.runtime.block_on(compare_and_swap(&mut self.link, &key, expected, record::to_bytes(record))))
     }
 }
 

@@ -6,7 +6,8 @@
 //!
 //! What a driver promises:
 //! - Each [`Request::Store`] is answered by one [`Notice::Stored`]. After [`StoreOutcome::Conflict`] or
-//!   [`StoreOutcome::Unknown`] a [`Notice::Record`] follows, read after the outcome was known to be that.
+//!   [`StoreOutcome::Unknown`] a [`Notice::Record`] follows, which tells for good whether it was stored: it is not stored later.
+//!   (But for a creation in etcd, `expected` 0, which may yet arrive late.)
 //! - Each [`Request::Load`] is followed by a [`Notice::Record`]. From the first request about a shard on, changes by anybody
 //!   else are told unasked. Records of one shard are told in the order of their revisions; of several that nobody has taken
 //!   yet, the newest alone is kept.

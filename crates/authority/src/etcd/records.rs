@@ -2,7 +2,7 @@
 
 use std::{rc::Rc, time::Duration};
 
-use etcd_client::{Compare, CompareOp, EventType, Txn, TxnOp, WatchOptions, WatchResponse, WatchStream};
+use etcd_client::{Compare, CompareOp, EventType, KeyValue, Txn, TxnOp, WatchOptions, WatchResponse, WatchStream};
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, sleep_until},
@@ -29,6 +29,8 @@ pub(super) struct Records {
     known: Option<u64>,
     /// The agent waits for the record.
     owed: bool,
+    /// The revision that a store of unknown outcome would replace.
+    unsettled: Option<u64>,
     watch: Option<WatchStream>,
 }
 
@@ -43,6 +45,7 @@ impl Records {
             as_of: 0,
             known: None,
             owed: false,
+            unsettled: None,
             watch: None,
         }
     }
@@ -105,9 +108,11 @@ impl Records {
         if record.shard != self.shard {
             return StoreOutcome::Unknown(format!("not stored: it is the record of shard {}", record.shard));
         }
-        let outcome = compare_and_swap(&mut self.link, &self.key, expected, record).await;
-        if let StoreOutcome::Stored(revision) = outcome {
-            self.as_of = self.as_of.max(revision as i64);
+        let outcome = compare_and_swap(&mut self.link, &self.key, expected, record::to_bytes(record)).await;
+        match outcome {
+            StoreOutcome::Stored(revision) => self.as_of = self.as_of.max(revision as i64),
+            StoreOutcome::Conflict => {}
+            StoreOutcome::Unknown(_) => self.unsettled = Some(expected),
         }
         outcome
     }
@@ -124,15 +129,35 @@ impl Records {
             ));
         }
         self.as_of = as_of;
-        match answer.kvs().first() {
-            Some(kv) => self.tell(kv.mod_revision() as u64, Some(kv.value())),
-            None => self.tell(0, None),
-        }
+        let record = answer.kvs().first();
+        let revision = match record {
+            Some(kv) => self.settle(kv.mod_revision() as u64, kv.value()).await?,
+            None => 0,
+        };
+        self.tell(revision, record.map(KeyValue::value));
         if self.watch.is_none() {
-            let (key, from) = (self.key.clone(), WatchOptions::new().with_start_revision(as_of + 1));
+            let (key, from) = (self.key.clone(), WatchOptions::new().with_start_revision(self.as_of + 1));
             self.watch = Some(self.link.call(None, async |client| client.watch(key, Some(from)).await).await?);
         }
         Ok(())
+    }
+
+    /// A store that was not answered may yet arrive. If what it would replace is still there, this puts the same record under a
+    /// new revision, so that it never is. (Where there is no record there is nothing to put: a late creation stays possible.)
+    async fn settle(&mut self, revision: u64, value: &[u8]) -> Result<u64, String> {
+        if self.unsettled == Some(revision) {
+            return match compare_and_swap(&mut self.link, &self.key, revision, value.to_vec()).await {
+                StoreOutcome::Stored(next) => {
+                    self.as_of = self.as_of.max(next as i64);
+                    self.unsettled = None;
+                    Ok(next)
+                }
+                StoreOutcome::Conflict => Err("its record changes while it is read".into()),
+                StoreOutcome::Unknown(why) => Err(why),
+            };
+        }
+        self.unsettled = None;
+        Ok(revision)
     }
 
     /// Takes what a watch tells; whether it goes on.
@@ -185,12 +210,12 @@ pub(super) async fn next(watch: &mut Option<WatchStream>) -> Option<WatchRespons
     }
 }
 
-/// Replaces a valid record if its revision is still `expected`; 0: there must be none.
+/// Replaces the record of a key if its revision is still `expected`; 0: there must be none.
 pub(crate) async fn compare_and_swap<S: AsRef<Settings>>(
     link: &mut Link<S>,
     key: &str,
     expected: u64,
-    record: &Record,
+    value: Vec<u8>,
 ) -> StoreOutcome {
     let txn = Txn::new().when([Compare::mod_revision(key, CompareOp::Equal, expected as i64)]).and_then([TxnOp::put(
         key,

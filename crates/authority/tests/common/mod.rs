@@ -34,6 +34,11 @@ pub struct Etcd {
     arguments: Vec<String>,
 }
 
+/// With time for a busy machine.
+pub fn patient(endpoints: Vec<String>) -> EtcdConfig {
+    EtcdConfig { timeout_ms: 5000, ..EtcdConfig::new(endpoints) }
+}
+
 /// Ports that were free just now.
 fn free_ports() -> [u16; 2] {
     let listeners = [(); 2].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
@@ -100,7 +105,7 @@ impl Etcd {
     }
 
     pub fn config(&self) -> EtcdConfig {
-        EtcdConfig::new(vec![self.address()])
+        patient(vec![self.address()])
     }
 
     fn signal(&self, signal: Signal) {
