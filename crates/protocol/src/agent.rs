@@ -237,6 +237,8 @@ pub struct Mutants {
     pub believe_learners: bool,
     /// Hole 17: a learner is promoted before it has copied everything.
     pub promote_early: bool,
+    /// A replica's stamp is echoed as soon as it comes: a fresh lease from a coordinator whose clock stood still.
+    pub echo_at_once: bool,
     /// Hole 8: writes that nobody sends again stay pending.
     pub no_repair: bool,
 }

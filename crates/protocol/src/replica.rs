@@ -120,6 +120,8 @@ pub struct Published {
     pub execute_uncopied: bool,
     /// Hole 17: a learner takes part as active though it has not copied everything.
     pub half_learner: bool,
+    /// A packet to the life before, which was a member of this tenure at the same address, is taken.
+    pub accept_former_life: bool,
 }
 
 /// Why a datagram got no answer.
@@ -558,7 +560,16 @@ impl Replica {
 
     /// Whether packets of this epoch are obeyed: those of the present coordinator are, however late.
     fn takes(&self, role: &Role, epoch: u32) -> bool {
-        epoch.wrapping_sub(role.tenure) <= role.epoch - role.tenure || self.accepts_old_tenure()
+        let first = self.first_epoch(role);
+        epoch.wrapping_sub(first) <= role.epoch - first || self.accepts_old_tenure()
+    }
+
+    fn first_epoch(&self, role: &Role) -> u32 {
+        #[cfg(feature = "published")]
+        if self.published.accept_former_life {
+            return role.tenure;
+        }
+        role.first
     }
 
     fn accepts_old_tenure(&self) -> bool {

@@ -1,5 +1,7 @@
 //! One replica as its agent sees it.
 
+use std::collections::VecDeque;
+
 use crate::{
     control::{Copying, MemberInfo},
     wire::Endpoint,
@@ -14,8 +16,12 @@ pub(super) struct Member {
     pub granted_ms: Option<u64>,
     /// When it was last heard of.
     pub heard_ms: Option<u64>,
-    /// The stamp of its latest answer.
-    pub stamp: Option<u64>,
+    /// The stamps of its latest answers, each with the time at which it came.
+    pub stamps: VecDeque<(u64, u64)>,
+    /// A stamp was echoed to it in this tenure: it may answer reads.
+    pub echoed: bool,
+    /// When the last heartbeat was sent to it.
+    pub sent_ms: u64,
     /// The epoch that it confirmed last.
     pub installed: u32,
     /// It answered with another incarnation: what it held is gone.
@@ -37,6 +43,8 @@ pub(super) struct Member {
     pub retry_ms: u64,
 }
 
+/// Stamps kept: more than come within a lease that is of any use.
+pub(super) const STAMPS_MAX: usize = 256;
 /// First wait for an answer to INSTALL; doubled up to [`RETRY_MAX_MS`].
 pub(super) const RETRY_MIN_MS: u64 = 10;
 /// Longest wait for an answer to INSTALL.
@@ -48,7 +56,9 @@ impl Member {
             info,
             granted_ms: None,
             heard_ms: Some(now_ms),
-            stamp: None,
+            stamps: VecDeque::new(),
+            echoed: false,
+            sent_ms: 0,
             installed: 0,
             lost: false,
             lost_ms: 0,
@@ -70,6 +80,15 @@ impl Member {
 
     pub fn silent_ms(&self, now_ms: u64) -> u64 {
         now_ms.saturating_sub(self.heard_ms.unwrap_or(0))
+    }
+
+    /// The latest stamp that came before the moment from which the coordinator's lease runs: older than an answer of every
+    /// member, so older than any fence. Earlier ones are of no use any more.
+    pub fn echo(&mut self, lease_from_ms: u64) -> Option<u64> {
+        while self.stamps.get(1).is_some_and(|&(came_ms, _)| came_ms < lease_from_ms) {
+            self.stamps.pop_front();
+        }
+        self.stamps.front().filter(|&&(came_ms, _)| came_ms < lease_from_ms).map(|&(_, stamp)| stamp)
     }
 
     /// Whether another message that waits for an answer is due; counts it as sent.

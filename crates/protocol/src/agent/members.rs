@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::{
     Action, Level, Record, TablesError,
-    member::{Member, RETRY_MAX_MS},
+    member::{Member, RETRY_MAX_MS, STAMPS_MAX},
     shard::{Context, Part, STORE_MS, Shard},
     takeover::Stage,
 };
@@ -233,22 +233,46 @@ impl Shard {
     }
 
     pub(super) fn send_heartbeat_to(&mut self, cx: &mut Context<'_>, to: Endpoint) {
+        let lease_from_ms = self.lease_from(cx);
+        let Some(record) = &self.record else { return };
+        let (tenure, epoch) = (record.tenure, record.epoch);
         let Some(member) = self.members.values().find(|member| member.endpoint() == to) else { return };
-        let (stable, time, settled, grants) = match &self.part {
+        let (stable, time, settled) = match &self.part {
             Part::Serving(serving) => (
                 serving.stable,
                 cx.now_ms.saturating_add_signed(serving.time_offset_ms),
-                serving.epoch == self.record().epoch && self.record().settled,
-                cx.now_ms < serving.lease_until_ms,
+                serving.epoch == epoch && record.settled,
             ),
             // Nothing is told of stability before everything is merged; the time is what the member itself has seen.
-            Part::TakingOver(_) => (0, member.time, false, true),
+            Part::TakingOver(_) => (0, member.time, false),
             _ => return,
         };
         let donor = if !member.info.active && settled { self.donor() } else { None };
-        let echo = member.stamp.filter(|_| grants);
-        let header = Header { time, ..self.header(cx, Op::Heartbeat, member.installed.max(self.record().tenure)) };
+        let header = Header { time, ..self.header(cx, Op::Heartbeat, member.installed.max(tenure)) };
+        let Some(member) = self.members.values_mut().find(|member| member.endpoint() == to) else { return };
+        let echo = member.echo(lease_from_ms);
+        member.echoed |= echo.is_some();
+        member.sent_ms = cx.now_ms;
         cx.send(to, control::emit(header, &Heartbeat { stable, time, echo, donor }));
+    }
+
+    /// The moment from which the coordinator's lease runs; 0 if it is over or there is none.
+    fn lease_from(&self, cx: &Context<'_>) -> u64 {
+        let Some(record) = &self.record else { return 0 };
+        let until_ms = match &self.part {
+            Part::Serving(serving) => serving.lease_until_ms,
+            Part::TakingOver(_) => {
+                let present = self.members.values().filter(|member| member.installed >= record.tenure && !member.lost);
+                let granted = present.map(|member| member.granted_ms.unwrap_or(0)).min().unwrap_or(0);
+                if granted == 0 { 0 } else { granted + record.lease_ms }
+            }
+            _ => 0,
+        };
+        #[cfg(feature = "published")]
+        if cx.mutant.echo_at_once {
+            return if cx.now_ms < until_ms { u64::MAX } else { 0 };
+        }
+        if cx.now_ms < until_ms { until_ms - record.lease_ms } else { 0 }
     }
 
     /// Whom a learner copies from: the last active member, and always the same while it is one.
@@ -289,10 +313,13 @@ impl Shard {
         if was_lost {
             member.trouble.clear();
         }
-        let first = member.stamp.is_none();
         member.heard_ms = Some(cx.now_ms);
         member.granted_ms = member.granted_ms.max(Some(header.request));
-        member.stamp = member.stamp.max(Some(ack.stamp));
+        if member.stamps.back().is_none_or(|&(_, stamp)| stamp < ack.stamp) && member.stamps.len() < STAMPS_MAX {
+            member.stamps.push_back((cx.now_ms, ack.stamp));
+        }
+        // It may not answer reads before a stamp of its own is echoed: soon, but not in a tight loop.
+        let hurries = !member.echoed && cx.now_ms > member.sent_ms + 1;
         (member.used_bytes, member.budget_bytes, member.items) = (ack.used_bytes, ack.budget_bytes, ack.items);
         let was_suspect = std::mem::take(&mut member.suspect);
         let had_trouble = member.copying.as_ref().map(|copying| copying.trouble.clone()).unwrap_or_default();
@@ -303,12 +330,11 @@ impl Shard {
             let (shard, index) = (self.id, member.info.index);
             cx.log(Level::Error, format!("shard {shard}: learner {index} ({from}) cannot copy: {trouble}"));
         }
-        if first {
-            // It may not answer reads before the next one.
-            self.send_heartbeat_to(cx, from);
-        }
         let full_changed = self.check_full(cx);
         self.extend(cx)?;
+        if hurries {
+            self.send_heartbeat_to(cx, from);
+        }
         if was_suspect || was_lost || full_changed {
             if was_suspect || was_lost {
                 cx.log(Level::Info, format!("shard {}: {from} answers again", self.id));

@@ -26,6 +26,8 @@ pub(super) struct Role {
     // Of the configuration, at hand for every packet.
     pub shard: u32,
     pub tenure: u32,
+    /// Packets of epochs before this were for another life at this address, or are of another tenure.
+    pub first: u32,
     pub epoch: u32,
     pub coordinator: Endpoint,
     pub index: u8,
@@ -346,6 +348,8 @@ impl Replica {
         let mut next = Role {
             shard: configuration.shard,
             tenure: configuration.tenure,
+            // Of a life that takes part for the first time: no epoch before named it, for all it knows.
+            first: configuration.epoch,
             epoch: configuration.epoch,
             coordinator: configuration.coordinator(),
             index: install.index,
@@ -357,6 +361,7 @@ impl Replica {
             configuration,
         };
         if let Some(mut role) = role {
+            next.first = next.tenure.max(role.first);
             if role.tenure == next.tenure {
                 next.since_ms = role.since_ms;
                 next.lease_until_ms = mem::take(&mut role.lease_until_ms);
