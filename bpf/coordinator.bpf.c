@@ -217,13 +217,14 @@ static __always_inline __u32 bucket_index(const struct up_frame *f, const void *
  * Returns false when a map look-up fails, which cannot be.
  */
 static __always_inline bool bound_of_dirty(const struct up_frame *f, const void *data_end, __u32 index, __u64 *word,
-					   __u64 floor, __u64 *bound)
+					   __u64 floor, __u64 *bound, __u64 *time)
 {
 	struct up_bucket *bucket = bpf_map_lookup_elem(&buckets, &index);
 	struct up_fingerprint fingerprint = {};
 	struct up_way *way;
 	bool dirty = false;
 	__u64 last;
+	__s32 after = 0;
 
 	if (!bucket)
 		return false;
@@ -235,6 +236,17 @@ static __always_inline bool bound_of_dirty(const struct up_frame *f, const void 
 		last = way->first - 1;
 		if (way->committed > last)
 			last = way->committed;
+		/*
+		 * Beside a conditional write a read is stamped no later than that: the write executes on the version that the
+		 * read sees, so what is expired for the read must be expired for the write.
+		 */
+		if (way->exclusive) {
+			after = (__u32)*time - way->time_low;
+			if (after > 0 && way->exclusive == UP_EXCLUSIVE_OPEN) {
+				way->time_low = (__u32)*time;
+				after = 0;
+			}
+		}
 	} else {
 		last = *word >> UP_BUCKET_LAST_SHIFT;
 		if (floor > last)
@@ -243,6 +255,8 @@ static __always_inline bool bound_of_dirty(const struct up_frame *f, const void 
 	bpf_spin_unlock(&bucket->lock);
 	if (dirty)
 		count(UP_COUNT_READ_DIRTY);
+	if (after > 0)
+		*time -= after;
 	*bound = last;
 	return true;
 }
@@ -265,7 +279,7 @@ static __always_inline int read(struct up_frame *f, const void *data_end, const 
 	bound = value >> UP_BUCKET_LAST_SHIFT;
 	if (config->floor > bound)
 		bound = config->floor;
-	if (value & UP_BUCKET_DIRTY && !bound_of_dirty(f, data_end, index, word, config->floor, &bound))
+	if (value & UP_BUCKET_DIRTY && !bound_of_dirty(f, data_end, index, word, config->floor, &bound, &time))
 		return drop(UP_COUNT_DROP_INTERNAL);
 
 	/* READ step 2. */
@@ -367,9 +381,10 @@ static __always_inline bool same_write(__u8 kind, const struct up_fingerprint *r
 }
 
 static __always_inline int write(struct up_frame *f, const void *data_end, struct up_shard *slot,
-				 const struct up_config *config, struct up_session *record)
+				 const struct up_config *config, struct up_session *record, __u64 ms)
 {
 	struct up_header *header = f->header;
+	__u64 admitted = ms + config->time_offset_ms;
 	__u64 session = bpf_be64_to_cpu(header->session);
 	__u64 request = bpf_be64_to_cpu(header->request);
 	bool conditional = header->kind != UP_KIND_PUT;
@@ -471,7 +486,8 @@ static __always_inline int write(struct up_frame *f, const void *data_end, struc
 			way->fingerprint[1] = fingerprint.word[1];
 			way->first = seq;
 			way->committed = 0;
-			way->exclusive = conditional;
+			way->exclusive = conditional ? UP_EXCLUSIVE_OPEN : UP_EXCLUSIVE_NOT;
+			way->time_low = conditional ? (__u32)admitted : 0;
 		}
 		way->last = seq;
 		*(volatile __u64 *)word = seq << UP_BUCKET_LAST_SHIFT | UP_BUCKET_DIRTY;
@@ -479,6 +495,23 @@ static __always_inline int write(struct up_frame *f, const void *data_end, struc
 	bpf_spin_unlock(&bucket->lock);
 	/* Not earlier: a read that looked before this write was ordered must not be stamped later than it. */
 	time = now_ms() + config->time_offset_ms;
+	if (conditional && !refused) {
+		/* Nor must one that looked since, and did not see it. (No clock can be read under a lock.) */
+		__s32 after = 0;
+
+		bpf_spin_lock(&bucket->lock);
+		way = find_way(bucket, &fingerprint);
+		if (way) {
+			after = way->time_low - (__u32)time;
+			if (after < 0) {
+				after = 0;
+				way->time_low = (__u32)time;
+			}
+			way->exclusive = UP_EXCLUSIVE_FIXED;
+		}
+		bpf_spin_unlock(&bucket->lock);
+		time += after;
+	}
 
 	/* WRITE step 3. A starting record is never reused or closed, so it is still this request's. */
 	bpf_spin_lock(&record->lock);
@@ -556,7 +589,8 @@ static __always_inline bool resolve_key(__u32 index, const struct up_fingerprint
 			way->first = 0;
 			way->last = 0;
 			way->committed = 0;
-			way->exclusive = 0;
+			way->exclusive = UP_EXCLUSIVE_NOT;
+			way->time_low = 0;
 			taken = bucket->ways[0].last | bucket->ways[1].last | bucket->ways[2].last |
 				bucket->ways[3].last;
 			if (!taken)
@@ -716,7 +750,7 @@ int coordinator(struct xdp_md *ctx)
 	touch(record, ms);
 	if (f.header->op == UP_OP_READ)
 		return read(&f, data_end, config, ms);
-	return write(&f, data_end, slot, config, record);
+	return write(&f, data_end, slot, config, record, ms);
 }
 
 /*

@@ -94,14 +94,22 @@ struct up_session {
 	__u64 reserved[2];
 };
 
+enum up_exclusive {
+	UP_EXCLUSIVE_NOT = 0,
+	UP_EXCLUSIVE_OPEN = 1, /* a conditional write is ordered and not stamped yet */
+	UP_EXCLUSIVE_FIXED = 2, /* and stamped */
+};
+
 /* A dirty key. Free when last is 0. */
 struct up_way {
 	__u64 fingerprint[2];
 	__u64 first;
 	__u64 last;
 	__u64 committed;
-	__u32 exclusive;
-	__u32 reserved;
+	__u32 exclusive; /* enum up_exclusive */
+	/* Exclusive: low half of a packet time. While open the latest that a read of the key was stamped with; once fixed the
+	 * write's, and reads are stamped no later. */
+	__u32 time_low;
 };
 
 /*

@@ -229,6 +229,10 @@ const _: () = {
         "Offset of field: up_session::reserved",
     ][::core::mem::offset_of!(up_session, reserved) - 112usize];
 };
+pub const UP_EXCLUSIVE_NOT: up_exclusive = 0;
+pub const UP_EXCLUSIVE_OPEN: up_exclusive = 1;
+pub const UP_EXCLUSIVE_FIXED: up_exclusive = 2;
+pub type up_exclusive = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq, Eq)]
 pub struct up_way {
@@ -237,7 +241,7 @@ pub struct up_way {
     pub last: __u64,
     pub committed: __u64,
     pub exclusive: __u32,
-    pub reserved: __u32,
+    pub time_low: __u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -255,8 +259,8 @@ const _: () = {
         "Offset of field: up_way::exclusive",
     ][::core::mem::offset_of!(up_way, exclusive) - 40usize];
     [
-        "Offset of field: up_way::reserved",
-    ][::core::mem::offset_of!(up_way, reserved) - 44usize];
+        "Offset of field: up_way::time_low",
+    ][::core::mem::offset_of!(up_way, time_low) - 44usize];
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq, Eq)]

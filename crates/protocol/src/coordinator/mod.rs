@@ -11,7 +11,7 @@ pub mod hash;
 mod tables;
 
 use underpass_abi::abi::{
-    self, UP_BUCKET_DIRTY, UP_BUCKET_LAST_SHIFT, UP_SHARD_SLOTS, up_bucket, up_config, up_session, up_shard, up_way,
+    self, UP_BUCKET_DIRTY, UP_BUCKET_LAST_SHIFT, UP_EXCLUSIVE_FIXED, UP_EXCLUSIVE_NOT, UP_EXCLUSIVE_OPEN, UP_SHARD_SLOTS, up_bucket, up_config, up_session, up_shard, up_way,
 };
 
 use crate::agent::Settlement;
@@ -81,6 +81,8 @@ pub enum Step {
     Order(Ordering),
     /// WRITE step 2 refused: the session goes back to idle next.
     Refuse(Ordering, Reason),
+    /// A conditional write is ordered: its time is fixed next, under its bucket's lock.
+    Fix(Ordering),
     /// WRITE step 3 is next.
     Record(Ordering),
     /// W_REPLY step 2 is next.
@@ -158,6 +160,8 @@ pub struct Published {
     pub abort_keeps_way: bool,
     /// Hole 9: a new epoch does not raise the clock.
     pub keep_clock: bool,
+    /// Hole 22: a read beside a pending conditional write is stamped as it comes.
+    pub read_stamped_freely: bool,
 }
 
 /// How a session is closed, or why not.
@@ -380,6 +384,7 @@ impl Coordinator {
                 self.sessions[usize::from(write.header.session.index())].state = abi::UP_STATE_IDLE as u8;
                 Step::Done(self.reject(write.header, reason))
             }
+            Step::Fix(write) => self.fix_time(write),
             Step::Record(write) => self.record_write(write),
             Step::Clear(deciding) => self.resolve_key(deciding),
             Step::Finish(deciding) => self.finish(deciding),
@@ -442,14 +447,23 @@ impl Coordinator {
         // READ step 1: one load of the word is the critical section of a clean bucket.
         let word = self.words[bucket as usize];
         let clean = (word >> UP_BUCKET_LAST_SHIFT).max(config.floor);
+        // Before the bound: a write ordered after it is stamped later.
+        let mut time = packet_time(config, now_ms);
         let bound = if word & u64::from(UP_BUCKET_DIRTY) == 0 {
             clean
         } else {
             let fingerprint = hash::fingerprint(packet.key, self.settings.fingerprint_key);
-            match self.buckets[bucket as usize].ways.iter().find(|way| way.last != 0 && way.fingerprint == fingerprint)
-            {
+            let ways = &mut self.buckets[bucket as usize].ways;
+            match ways.iter_mut().find(|way| way.last != 0 && way.fingerprint == fingerprint) {
                 Some(way) => {
                     self.counters.count[abi::UP_COUNT_READ_DIRTY as usize] += 1;
+                    #[cfg(feature = "published")]
+                    let stamps_freely = self.published.read_stamped_freely;
+                    #[cfg(not(feature = "published"))]
+                    let stamps_freely = false;
+                    if !stamps_freely {
+                        time = stamp_beside(way, time);
+                    }
                     way.committed.max(way.first - 1)
                 }
                 None => clean,
@@ -463,7 +477,7 @@ impl Coordinator {
         // READ step 2.
         let mut header = packet.header;
         header.seq = bound;
-        header.time = packet_time(config, now_ms);
+        header.time = time;
         Step::Done(self.route(config, header))
     }
 
@@ -561,12 +575,24 @@ impl Coordinator {
             *way = up_way {
                 fingerprint: write.fingerprint,
                 first: write.seq,
-                exclusive: u32::from(conditional),
+                exclusive: if conditional { UP_EXCLUSIVE_OPEN } else { UP_EXCLUSIVE_NOT },
+                time_low: if conditional { write.time as u32 } else { 0 },
                 ..up_way::default()
             };
         }
         way.last = write.seq;
         self.words[write.bucket as usize] = write.seq << UP_BUCKET_LAST_SHIFT | u64::from(UP_BUCKET_DIRTY);
+        if conditional { Step::Fix(write) } else { Step::Record(write) }
+    }
+
+    /// WRITE step 3, of a conditional write: no read that may have found the item expired was stamped later.
+    fn fix_time(&mut self, mut write: Ordering) -> Step {
+        let ways = &mut self.buckets[write.bucket as usize].ways;
+        let way = ways.iter_mut().find(|way| way.last != 0 && way.fingerprint == write.fingerprint);
+        // It is there until its write is resolved.
+        let way = way.expect("a write being ordered has its way");
+        write.time += u64::from(later_by(way.time_low, write.time));
+        (way.time_low, way.exclusive) = (write.time as u32, UP_EXCLUSIVE_FIXED);
         Step::Record(write)
     }
 
@@ -785,6 +811,30 @@ impl Coordinator {
         header.seq = self.shards[slot(header.shard)].clock;
         let config = *self.config(header.shard).expect("admitted");
         Step::Done(self.route(&config, header))
+    }
+}
+
+/// By how much a time whose low half this is lies after `time`; 0 if it does not. They are less than 24 days apart.
+fn later_by(low: u32, time: u64) -> u32 {
+    let by = low.wrapping_sub(time as u32);
+    if by as i32 > 0 { by } else { 0 }
+}
+
+/// The stamp of a read at `time` of a key with a pending write. Beside a conditional one it is not later than that one's: the
+/// write executes on the version that the read sees, so what is expired for the read must be expired for the write.
+fn stamp_beside(way: &mut up_way, time: u64) -> u64 {
+    match way.exclusive {
+        UP_EXCLUSIVE_OPEN => {
+            if later_by(way.time_low, time) == 0 {
+                way.time_low = time as u32;
+            }
+            time
+        }
+        UP_EXCLUSIVE_FIXED => {
+            let after = (time as u32).wrapping_sub(way.time_low);
+            if after as i32 > 0 { time - u64::from(after) } else { time }
+        }
+        _ => time,
     }
 }
 

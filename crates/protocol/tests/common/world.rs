@@ -266,6 +266,7 @@ impl World {
             }
             Step::Order(_) => "the session's record is starting; next, the bucket",
             Step::Refuse(..) => "the bucket refuses; next, the session's record",
+            Step::Fix(_) => "the bucket gave a seq and is dirty; next, the bucket again, for the time",
             Step::Record(_) => "the bucket gave a seq and is dirty; next, the session's record",
             Step::Clear(_) => "every member has acknowledged, the record is committing; next, the bucket",
             Step::Finish(_) => "the bucket knows the commit; next, the session's record",
