@@ -2,7 +2,7 @@
 
 use std::{rc::Rc, time::Duration};
 
-use etcd_client::{Compare, CompareOp, EventType, KeyValue, Txn, TxnOp, WatchOptions, WatchResponse, WatchStream};
+use etcd_client::{Compare, CompareOp, EventType, Txn, TxnOp, WatchOptions, WatchResponse, WatchStream};
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, sleep_until},
@@ -119,6 +119,36 @@ impl Records {
 
     /// Reads the record, and watches it from there on.
     async fn look(&mut self) -> Result<(), String> {
+        let mut found = self.read().await?;
+        while let Some((revision, value)) = &found
+            && self.unsettled == Some(*revision)
+        {
+            // A store that was not answered may yet arrive. The same record under a new revision keeps it from being done. (Where
+            // there is no record there is nothing to put: a late creation stays possible.)
+            match compare_and_swap(&mut self.link, &self.key, *revision, value.clone()).await {
+                StoreOutcome::Stored(next) => {
+                    self.as_of = self.as_of.max(next as i64);
+                    found = Some((next, value.clone()));
+                }
+                // It has just arrived, or somebody else was quicker.
+                StoreOutcome::Conflict => found = self.read().await?,
+                StoreOutcome::Unknown(why) => return Err(why),
+            }
+        }
+        if found.is_some() {
+            self.unsettled = None;
+        }
+        let (revision, value) = found.map_or((0, None), |(revision, value)| (revision, Some(value)));
+        self.tell(revision, value.as_deref());
+        if self.watch.is_none() {
+            let (key, from) = (self.key.clone(), WatchOptions::new().with_start_revision(self.as_of + 1));
+            self.watch = Some(self.link.call(None, async |client| client.watch(key, Some(from)).await).await?);
+        }
+        Ok(())
+    }
+
+    /// The key's revision and value.
+    async fn read(&mut self) -> Result<Option<(u64, Vec<u8>)>, String> {
         let answer = self.link.get(&self.key, None).await?;
         let as_of = answer.header().map_or(0, |header| header.revision());
         if as_of < self.as_of {
@@ -129,35 +159,7 @@ impl Records {
             ));
         }
         self.as_of = as_of;
-        let record = answer.kvs().first();
-        let revision = match record {
-            Some(kv) => self.settle(kv.mod_revision() as u64, kv.value()).await?,
-            None => 0,
-        };
-        self.tell(revision, record.map(KeyValue::value));
-        if self.watch.is_none() {
-            let (key, from) = (self.key.clone(), WatchOptions::new().with_start_revision(self.as_of + 1));
-            self.watch = Some(self.link.call(None, async |client| client.watch(key, Some(from)).await).await?);
-        }
-        Ok(())
-    }
-
-    /// A store that was not answered may yet arrive. If what it would replace is still there, this puts the same record under a
-    /// new revision, so that it never is. (Where there is no record there is nothing to put: a late creation stays possible.)
-    async fn settle(&mut self, revision: u64, value: &[u8]) -> Result<u64, String> {
-        if self.unsettled == Some(revision) {
-            return match compare_and_swap(&mut self.link, &self.key, revision, value.to_vec()).await {
-                StoreOutcome::Stored(next) => {
-                    self.as_of = self.as_of.max(next as i64);
-                    self.unsettled = None;
-                    Ok(next)
-                }
-                StoreOutcome::Conflict => Err("its record changes while it is read".into()),
-                StoreOutcome::Unknown(why) => Err(why),
-            };
-        }
-        self.unsettled = None;
-        Ok(revision)
+        Ok(answer.kvs().first().map(|kv| (kv.mod_revision() as u64, kv.value().to_vec())))
     }
 
     /// Takes what a watch tells; whether it goes on.
@@ -217,11 +219,8 @@ pub(crate) async fn compare_and_swap<S: AsRef<Settings>>(
     expected: u64,
     value: Vec<u8>,
 ) -> StoreOutcome {
-    let txn = Txn::new().when([Compare::mod_revision(key, CompareOp::Equal, expected as i64)]).and_then([TxnOp::put(
-        key,
-        record::to_bytes(record),
-        None,
-    )]);
+    let put = TxnOp::put(key, value, None);
+    let txn = Txn::new().when([Compare::mod_revision(key, CompareOp::Equal, expected as i64)]).and_then([put]);
     match link.call(None, async |client| client.txn(txn).await).await {
         Ok(answer) if !answer.succeeded() => StoreOutcome::Conflict,
         Ok(answer) => match answer.header() {
