@@ -37,11 +37,12 @@ pub fn committed(next: &mut State, by: usize, key: usize, version: Version) {
     insert(&mut next.ghost.history[key], version);
 }
 
-/// A new coordinator serves: whatever its members hold counts as committed.
+/// A new coordinator serves: whatever its members held when it rebuilt its tables counts as committed.
 pub fn all_committed(next: &mut State, by: usize) {
+    let floor = next.coordinators[by].floor;
     for r in each(next.coordinators[by].must_ack()) {
         for key in 0..next.ghost.history.len() {
-            for version in next.replicas[r].chains[key].clone() {
+            for version in next.replicas[r].chains[key].clone().into_iter().filter(|version| version.seq <= floor) {
                 insert(&mut next.ghost.history[key], version);
             }
         }

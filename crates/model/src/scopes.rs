@@ -217,16 +217,6 @@ pub const SHORT: &[Scope] = &[
         goals: &[Goal::Abort, Goal::AbortSpread],
         ..COARSE
     },
-    Scope {
-        name: "take-over twice in a repair",
-        repairs: 1,
-        tenures: 3,
-        filled: true,
-        scripts: &[&[(Put, 0), (Put, 0)]],
-        reads: false,
-        goals: &[Goal::Abort, Goal::AbortSpread, Goal::ToldAborted],
-        ..COARSE
-    },
 ];
 
 /// Scopes too large for every run.
@@ -272,6 +262,16 @@ pub const LONG: &[Scope] = &[
         scripts: &[&[(Put, 0)]],
         reads: false,
         goals: &[Goal::Abort, Goal::Repaired, Goal::ToldAborted, Goal::Promoted],
+        ..COARSE
+    },
+    Scope {
+        name: "take-over twice in a repair",
+        repairs: 1,
+        tenures: 3,
+        filled: true,
+        scripts: &[&[(Put, 0), (Put, 0)]],
+        reads: false,
+        goals: &[Goal::Abort, Goal::AbortSpread, Goal::ToldAborted],
         ..COARSE
     },
 ];
