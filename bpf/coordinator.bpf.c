@@ -418,6 +418,9 @@ static __always_inline int write(struct up_frame *f, const void *data_end, struc
 	if (request > recorded_request || (request == recorded_request && state == UP_STATE_IDLE)) {
 		if (unresolved(state)) {
 			refused = UP_REASON_SESSION_BUSY;
+		} else if (record->sealed) {
+			/* Rebuilt: it may have been closed before, on the promise that nothing newer is ever taken. */
+			refused = UP_REASON_ABORTED;
 		} else if (config->refuse_writes) {
 			refused = config->refuse_writes;
 		} else if (config->store_full && may_grow) {

@@ -91,7 +91,8 @@ struct up_session {
 	__u64 fingerprint[2]; /* of the write's key; all zero: not known, of a record that came from a replica */
 	__u32 shard;
 	__u32 bucket;
-	__u64 reserved[2];
+	__u64 sealed; /* not 0: rebuilt by a take-over. What it took is answered; anything newer is aborted */
+	__u64 reserved;
 };
 
 enum up_exclusive {

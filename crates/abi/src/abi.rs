@@ -165,7 +165,8 @@ pub struct up_session {
     pub fingerprint: [__u64; 2usize],
     pub shard: __u32,
     pub bucket: __u32,
-    pub reserved: [__u64; 2usize],
+    pub sealed: __u64,
+    pub reserved: __u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -226,8 +227,11 @@ const _: () = {
         "Offset of field: up_session::bucket",
     ][::core::mem::offset_of!(up_session, bucket) - 108usize];
     [
+        "Offset of field: up_session::sealed",
+    ][::core::mem::offset_of!(up_session, sealed) - 112usize];
+    [
         "Offset of field: up_session::reserved",
-    ][::core::mem::offset_of!(up_session, reserved) - 112usize];
+    ][::core::mem::offset_of!(up_session, reserved) - 120usize];
 };
 pub const UP_EXCLUSIVE_NOT: up_exclusive = 0;
 pub const UP_EXCLUSIVE_OPEN: up_exclusive = 1;

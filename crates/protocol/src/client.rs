@@ -242,8 +242,6 @@ struct Session {
     /// The coordinator has seen a request of this session at or after this time.
     used: u64,
     suspect: bool,
-    /// A write of it was answered: every replica has a record of it.
-    wrote: bool,
     /// Of the coordinator that gave it.
     tenure: u32,
 }
@@ -470,10 +468,8 @@ impl Client {
                 }
             }
             Event::Suspect => {
-                let tenure = self.guide.route().tenure;
                 if let Link::Open(session) = &mut self.link {
-                    // After a take-over it tells nothing of one that wrote: that one should have survived.
-                    session.suspect |= !(session.wrote && session.tenure < tenure);
+                    session.suspect = true;
                 }
             }
             Event::Spared(spared) => self.spare(spared),
@@ -513,10 +509,10 @@ impl Client {
         if let Link::Open(session) = &self.link
             && (session.suspect
                 || now.saturating_sub(session.used) > session.idle_ns / 2
-                || (!session.wrote && session.tenure < self.guide.route().tenure))
+                || session.tenure < self.guide.route().tenure)
         {
-            // A write that meets a session closed for idleness would be of unknown outcome. Rather not try. Nor in one that
-            // no replica has a record of, after a take-over.
+            // A write that meets a session closed for idleness would be of unknown outcome. Rather not try. Nor in one of a
+            // former tenure: what a take-over rebuilds tells what became of its last write, and takes no other.
             let (id, token) = (session.id, session.token);
             self.retire(now, id, token, None, dice);
         }
@@ -745,11 +741,6 @@ impl Client {
         }
         self.was_used(header.session, sent);
         self.was_answered(now, sent, header.epoch, dice, out);
-        if let Link::Open(session) = &mut self.link
-            && session.id == header.session
-        {
-            session.wrote = true;
-        }
         let outcome = Outcome::Written { status, seq: header.seq, number };
         self.answer_write(now, Some(header.time), outcome, dice, out);
     }
@@ -760,9 +751,20 @@ impl Client {
         let Some(write) = self.answered_write(header) else { return };
         let proving = matches!(write.phase, Phase::Proving { .. });
         match Reason::from_wire(header.status) {
-            // These depend on nothing but the packet's bytes: no copy of it is ever taken. `aborted` is a promise.
-            Some(reason @ (Reason::KeyLength | Reason::ValueLength | Reason::Kind | Reason::Aborted)) => {
+            // These depend on nothing but the packet's bytes: no copy of it is ever taken.
+            Some(reason @ (Reason::KeyLength | Reason::ValueLength | Reason::Kind)) => {
                 self.finish_write(now, Outcome::Failed(Failure::Rejected(reason)), dice, out);
+            }
+            // A promise, for ever: under this number it has no effect. Under another, in another session, it may.
+            Some(reason @ Reason::Aborted) if proving || now >= write.operation.deadline => {
+                self.finish_write(now, Outcome::Failed(Failure::Rejected(reason)), dice, out);
+            }
+            Some(reason @ Reason::Aborted) => {
+                write.operation.unbind();
+                write.operation.rejects += 1;
+                write.operation.last_reject = Some(reason);
+                self.lose(header.session);
+                self.start_write(now, dice, out);
             }
             // What a CLOSE of ours leads to, when it is on its way: no news.
             Some(Reason::Session | Reason::Token) if proving => {}
@@ -842,7 +844,6 @@ impl Client {
             idle_ns: opened.idle_ms.saturating_mul(1_000_000),
             used: opening.sent,
             suspect: false,
-            wrote: false,
             tenure: self.guide.route().tenure,
         });
         self.was_answered(now, sent, 0, dice, out);

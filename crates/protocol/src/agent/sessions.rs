@@ -212,6 +212,8 @@ impl Sessions {
                 self.free(index as u16);
             }
         }
+        // What was promised of closed sessions was promised by a coordinator that is one no more.
+        self.ended.clear();
     }
 
     fn free(&mut self, index: u16) {

@@ -166,6 +166,7 @@ impl TakeOver {
                     state: if aborted { UP_STATE_ABORTED } else { UP_STATE_COMMITTED } as u8,
                     kind: record.kind,
                     status: record.status,
+                    sealed: 1,
                     ..up_session::default()
                 }
             })

@@ -162,6 +162,8 @@ pub struct Published {
     pub keep_clock: bool,
     /// Hole 22: a read beside a pending conditional write is stamped as it comes.
     pub read_stamped_freely: bool,
+    /// Hole 23: a session that a take-over rebuilt takes new writes.
+    pub rebuilt_take_new: bool,
 }
 
 /// How a session is closed, or why not.
@@ -534,6 +536,14 @@ impl Coordinator {
         }
         if unresolved(record.state) && !retry_is_new {
             return Step::Done(self.reject(header, Reason::SessionBusy));
+        }
+        #[cfg(feature = "published")]
+        let reopens = self.published.rebuilt_take_new;
+        #[cfg(not(feature = "published"))]
+        let reopens = false;
+        if record.sealed != 0 && !reopens {
+            // Rebuilt: it may have been closed before, on the promise that nothing newer is ever taken (hole 23).
+            return Step::Done(self.reject(header, Reason::Aborted));
         }
         let kind = Kind::from_wire(header.kind).expect("admitted");
         if let Some(reason) = Reason::from_wire(config.refuse_writes) {
