@@ -1,6 +1,6 @@
 //! The kernel program on two CPUs at once: two pinned threads play clients and replicas with packets of few keys and
-//! sessions, and the agent between them; then every order, commit, read and table is judged. docs/concurrency.md says what
-//! this cannot reach. `UNDERPASS_SEED` repeats the choices of a run (not its timing), `UNDERPASS_PACKETS` makes it longer.
+//! sessions, and the agent between them, which changes members and epochs and settles writes; then every order, commit, read
+//! and table is judged. docs/concurrency.md says what this cannot reach. `UNDERPASS_SEED` repeats the choices of a run (not its timing), `UNDERPASS_PACKETS` makes it longer.
 
 mod common;
 
@@ -33,7 +33,9 @@ use underpass_protocol::{
 
 const SHARD: u32 = 3;
 const EPOCH: u32 = 7;
-const MEMBERS: u8 = 3;
+/// Every member that there ever is; of the last two one takes part, or both during a change.
+const MEMBERS: [u8; 4] = [0, 2, 5, 7];
+const BASES: [u8; 2] = [0b0010_0101, 0b1000_0101];
 const CLIENTS: u16 = 6;
 const KEYS: usize = 6;
 const SIZES: TableSizes = TableSizes { buckets: 2, sessions: 16 };
@@ -45,7 +47,7 @@ fn key(number: usize) -> Vec<u8> {
 /// What the threads tell each other.
 enum Mail {
     /// A replica's acknowledgement is here.
-    Ack { frame: Vec<u8>, seq: u64, member: u8 },
+    Ack { frame: Vec<u8>, seq: u64, member: u8, epoch: u32 },
     /// A client's packet is here.
     Request { frame: Vec<u8> },
     /// The client of this session has its answer.
@@ -63,9 +65,24 @@ enum Event {
     Acked {
         seq: u64,
         member: u8,
+        epoch: u32,
     },
     Committed {
         seq: u64,
+        /// By an acknowledgement, not by the agent.
+        acknowledged: bool,
+    },
+    Aborted {
+        seq: u64,
+    },
+    /// From a moment in here on, until a moment in the next one.
+    Configured {
+        epoch: u32,
+        must_ack: u8,
+    },
+    /// An index was given away: acknowledgements of it from before count no more.
+    Forgot {
+        member: u8,
     },
     Answered {
         session: SessionId,
@@ -104,8 +121,8 @@ struct Shared {
     mail: [Mutex<Vec<Mail>>; 2],
     /// Every session ever opened: its token and its client.
     sessions: RwLock<HashMap<SessionId, (u64, u8)>>,
-    /// Writes whose acknowledgements are made.
-    propagated: Mutex<HashSet<u64>>,
+    /// Writes whose acknowledgements are made, with the epochs for which they are.
+    propagated: Mutex<HashSet<(u64, u32)>>,
     /// For each key the highest seq that a reply was seen for.
     committed: [AtomicU64; KEYS],
 }
@@ -135,6 +152,7 @@ struct Thread<'a> {
     log: Vec<Logged>,
     /// The bound last seen of each key.
     bounds: [u64; KEYS],
+    epoch: u32,
     read: u64,
 }
 
@@ -223,22 +241,22 @@ impl Thread<'_> {
         let after = self.now();
         let (addresses, datagram) = frame::parse(&run.frame).unwrap();
         let packet = Packet::parse(datagram).unwrap();
-        let Header { session, request, seq, .. } = packet.header;
+        let Header { session, request, seq, epoch, .. } = packet.header;
         match run.verdict {
             XDP_REDIRECT => {
                 let key = packet.key.to_vec();
                 self.log(before, after, Event::Ordered { session, request, seq, key });
-                if !self.shared.propagated.lock().unwrap().insert(seq) {
+                if !self.shared.propagated.lock().unwrap().insert((seq, epoch)) {
                     return;
                 }
-                for member in 0..MEMBERS {
+                for member in MEMBERS {
                     let mut header = packet.header;
                     (header.op, header.cnt) = (Op::WReply, member);
                     let value = if header.kind == Kind::Incr.to_wire() { &[0; 8][..] } else { &[] };
                     let ack = header.datagram(packet.key, value);
                     let ack = frame(member_endpoint(SHARD, member), member_mac(SHARD, member), &ack);
                     for _ in 0..*[1, 1, 1, 2].choose(&mut self.rng).unwrap() {
-                        self.post(Mail::Ack { frame: ack.clone(), seq, member });
+                        self.post(Mail::Ack { frame: ack.clone(), seq, member, epoch });
                     }
                 }
             }
@@ -251,6 +269,7 @@ impl Thread<'_> {
                 let reason = Reason::from_wire(packet.header.status).unwrap();
                 match reason {
                     Reason::KeyBusy | Reason::DirtyFull => {}
+                    Reason::Aborted => self.tell(session, request),
                     // Its session was closed, before or at this moment: then the token may go first.
                     Reason::Session | Reason::Token => self.log(before, after, Event::Refused { session }),
                     other => panic!("rejected: {other}"),
@@ -282,13 +301,13 @@ impl Thread<'_> {
             return;
         }
         let at = self.rng.random_range(0..self.mail.len());
-        if let Mail::Ack { frame, seq, member } = self.mail.swap_remove(at) {
+        if let Mail::Ack { frame, seq, member, epoch } = self.mail.swap_remove(at) {
             let before = self.now();
             let committed = acknowledge(self.shared, &frame);
             let after = self.now();
-            self.log(before, after, Event::Acked { seq, member });
+            self.log(before, after, Event::Acked { seq, member, epoch });
             if let Some((session, request, key)) = committed {
-                self.log(before, after, Event::Committed { seq });
+                self.log(before, after, Event::Committed { seq, acknowledged: true });
                 if let Some(number) = (0..KEYS).find(|number| self::key(*number) == key) {
                     self.shared.committed[number].fetch_max(seq, SeqCst);
                 }
@@ -357,7 +376,9 @@ impl Thread<'_> {
         assert_eq!(run.verdict, XDP_TX);
         let (_, datagram) = frame::parse(&run.frame).unwrap();
         let header = Packet::parse(datagram).unwrap().header;
-        assert_eq!((header.op, header.epoch), (Op::Read, EPOCH));
+        assert_eq!(header.op, Op::Read);
+        assert!(header.epoch >= self.epoch, "a CPU went back to an earlier epoch");
+        self.epoch = header.epoch;
         let bound = header.seq;
         assert!(bound >= committed, "a read called after a commit was told is bound to what was before it");
         assert!(bound >= self.bounds[number], "bounds of a key, seen by one thread, went back");
@@ -388,31 +409,100 @@ impl Thread<'_> {
     }
 }
 
-/// The rest of what the agent does: looks for what is resolved, and changes which replicas reads go to.
-fn agent(shared: &Shared) -> Vec<Logged> {
-    let mut log = vec![];
-    let mut records = vec![];
-    for round in 0.. {
-        if shared.steps_left.load(SeqCst) <= 0 {
-            break;
+/// The rest of what the agent does: looks for what is resolved, settles writes, and changes who takes part, in what epoch,
+/// and which members reads go to.
+struct Agent<'a> {
+    shared: &'a Shared,
+    rng: StdRng,
+    epoch: u32,
+    must_ack: u8,
+    log: Vec<Logged>,
+}
+
+impl Agent<'_> {
+    fn run(mut self) -> Vec<Logged> {
+        let mut records = vec![];
+        let mut scans = 0;
+        for round in 0.. {
+            if self.shared.steps_left.load(SeqCst) <= 0 {
+                break;
+            }
+            // The clock first, then the records.
+            let clock = self.shared.kernel.clock(slot(SHARD));
+            let before = self.now();
+            self.shared.kernel.read_sessions(SIZES.sessions, &mut records).unwrap();
+            let stable = scan(clock, SHARD, &records).stable;
+            self.log(before, Event::Stable { seq: stable });
+            scans += 1;
+            let pending: Vec<_> = records.iter().filter(|at| u32::from(at.state) == abi::UP_STATE_PENDING).collect();
+            if let Some(record) = pending.choose(&mut self.rng)
+                && self.rng.random_bool(0.2)
+            {
+                let aborts = self.rng.random_bool(0.3);
+                self.settle(record, aborts);
+            }
+            match round % 32 {
+                0 => self.change_members(),
+                8 | 24 => {
+                    let serving = self.must_ack & !(1 << *MEMBERS.choose(&mut self.rng).unwrap());
+                    self.configure(self.must_ack, serving);
+                }
+                _ => {}
+            }
+            thread::sleep(Duration::from_micros(200));
         }
-        // The clock first, then the records.
-        let clock = shared.kernel.clock(slot(SHARD));
-        let before = shared.clock.fetch_add(1, SeqCst);
-        shared.kernel.read_sessions(SIZES.sessions, &mut records).unwrap();
-        let after = shared.clock.fetch_add(1, SeqCst);
-        log.push(Logged { before, after, event: Event::Stable { seq: scan(clock, SHARD, &records).stable } });
-        if round % 16 == 0 {
-            let mut next = config(SHARD, EPOCH, MEMBERS);
-            let only = (round / 16 % 3) as u8;
-            (next.serving, next.serving_count) = (1 << only, 1);
-            next.serving_list = [only, 0, 0, 0, 0, 0, 0, 0];
-            assert_eq!(shared.kernel.activate(&next), u64::from(EPOCH) << 40, "the floor stays");
-        }
-        thread::sleep(Duration::from_micros(200));
+        println!("agent: {scans} scans, {} epochs", self.epoch - EPOCH);
+        self.log
     }
-    println!("agent: {} scans", log.len());
-    log
+
+    fn now(&self) -> u64 {
+        self.shared.clock.fetch_add(1, SeqCst)
+    }
+
+    fn log(&mut self, before: u64, event: Event) {
+        let after = self.now();
+        self.log.push(Logged { before, after, event });
+    }
+
+    fn configure(&mut self, must_ack: u8, serving: u8) {
+        let before = self.now();
+        let floor = self.shared.kernel.activate(&config_of(SHARD, self.epoch, must_ack, serving));
+        assert_eq!(floor, u64::from(EPOCH) << 40, "the floor stays");
+        self.must_ack = must_ack;
+        self.log(before, Event::Configured { epoch: self.epoch, must_ack });
+    }
+
+    /// One member goes, another comes (protocol.md, section 7).
+    fn change_members(&mut self) {
+        let next = BASES[usize::from(self.must_ack == BASES[0])];
+        let (new, both) = (next & !self.must_ack, next | self.must_ack);
+        let before = self.now();
+        self.shared.kernel.forget_acks(SHARD, new.trailing_zeros() as u8).unwrap();
+        self.log(before, Event::Forgot { member: new.trailing_zeros() as u8 });
+        self.epoch += 1;
+        self.configure(both, next);
+        self.configure(next, next);
+    }
+
+    fn settle(&mut self, record: &abi::up_session, aborts: bool) {
+        let before = self.now();
+        if settle(self.shared, record, aborts) {
+            let seq = record.seq;
+            self.log(
+                before,
+                if aborts { Event::Aborted { seq } } else { Event::Committed { seq, acknowledged: false } },
+            );
+        }
+    }
+}
+
+/// Ends a pending write as the agent decides; false if it is not pending any more.
+fn settle(shared: &Shared, record: &abi::up_session, aborts: bool) -> bool {
+    let (request, seq) = (record.request, record.seq);
+    let state = if aborts { abi::UP_STATE_ABORTED } else { abi::UP_STATE_COMMITTED };
+    let command = up_session_command { request, seq, state, ..Default::default() };
+    let told = shared.kernel.command(abi::UP_SESSION_OP_SETTLE, record.session, command).unwrap();
+    told.result == abi::UP_SESSION_DONE
 }
 
 /// Runs an acknowledgement. If it decided, checks that the reply is for the session's own client, and tells of what.
@@ -438,9 +528,12 @@ struct Write {
     session: SessionId,
     request: u64,
     key: Vec<u8>,
-    committed: Option<(u64, u64)>,
-    /// When each member's first acknowledgement began.
-    acked: HashMap<u8, u64>,
+    /// When it was committed, or aborted.
+    resolved: Option<(u64, u64)>,
+    aborted: bool,
+    acknowledged: bool,
+    /// Acknowledgements: member, epoch, when it began and ended.
+    acked: Vec<(u8, u32, u64, u64)>,
 }
 
 #[test]
@@ -449,7 +542,7 @@ fn two_cpus_at_once() {
     let steps = std::env::var("UNDERPASS_PACKETS").ok().and_then(|s| s.parse().ok()).unwrap_or(300_000);
     println!("UNDERPASS_SEED={seed}");
     let mut twins = Twins::new(&mut rng(seed), SIZES);
-    twins.configure(config(SHARD, EPOCH, MEMBERS));
+    twins.configure(config_of(SHARD, EPOCH, BASES[0], BASES[0]));
     let bucket_key = twins.kernel.settings().bucket_key;
     let shared = Shared {
         kernel: twins.kernel,
@@ -477,12 +570,15 @@ fn two_cpus_at_once() {
                     mail: vec![],
                     log: vec![],
                     bounds: [0; KEYS],
+                    epoch: 0,
                     read: 0,
                 };
                 scope.spawn(move || thread.run())
             })
             .collect();
-        log.extend(agent(&shared));
+        let configured = Event::Configured { epoch: EPOCH, must_ack: BASES[0] };
+        log.push(Logged { before: 0, after: 0, event: configured });
+        log.extend(Agent { shared: &shared, rng: rng(seed), epoch: EPOCH, must_ack: BASES[0], log: vec![] }.run());
         for thread in threads {
             log.extend(thread.join().unwrap());
         }
@@ -493,19 +589,27 @@ fn two_cpus_at_once() {
     judge_counters(&shared, &log, &writes);
 }
 
-/// Delivers what is left. Of every write three acknowledgements were made, so that resolves everything.
+/// Delivers what is left, and settles what that does not resolve: acknowledgements of earlier epochs do not count.
 fn drain(shared: &Shared, log: &mut Vec<Logged>) {
     for mail in &shared.mail {
         for mail in mem::take(&mut *mail.lock().unwrap()) {
-            let Mail::Ack { frame, seq, member } = mail else { continue };
+            let Mail::Ack { frame, seq, member, epoch } = mail else { continue };
             let before = shared.clock.fetch_add(1, SeqCst);
             let committed = acknowledge(shared, &frame).is_some();
             let after = shared.clock.fetch_add(1, SeqCst);
-            log.push(Logged { before, after, event: Event::Acked { seq, member } });
+            log.push(Logged { before, after, event: Event::Acked { seq, member, epoch } });
             if committed {
-                log.push(Logged { before, after, event: Event::Committed { seq } });
+                log.push(Logged { before, after, event: Event::Committed { seq, acknowledged: true } });
             }
         }
+    }
+    let mut records = vec![];
+    shared.kernel.read_sessions(SIZES.sessions, &mut records).unwrap();
+    for record in records.iter().filter(|record| u32::from(record.state) == abi::UP_STATE_PENDING) {
+        let before = shared.clock.fetch_add(1, SeqCst);
+        assert!(settle(shared, record, false));
+        let after = shared.clock.fetch_add(1, SeqCst);
+        log.push(Logged { before, after, event: Event::Committed { seq: record.seq, acknowledged: false } });
     }
 }
 
@@ -521,38 +625,46 @@ fn judge(log: &[Logged]) -> BTreeMap<u64, Write> {
                 session: *session,
                 request: *request,
                 key: key.clone(),
-                committed: None,
-                acked: HashMap::new(),
+                resolved: None,
+                aborted: false,
+                acknowledged: false,
+                acked: vec![],
             });
             assert_eq!((write.session, write.request), (*session, *request), "two requests have one sequence number");
         }
     }
-    let base = u64::from(EPOCH) << 40;
-    assert!(writes.keys().copied().eq(base + 1..=base + writes.len() as u64), "sequence numbers have gaps");
+    // Within an epoch sequence numbers have no gaps.
+    let mut before = 0;
+    for seq in writes.keys() {
+        let first = (seq >> 40 << 40) + 1;
+        assert_eq!(*seq, if before < first { first } else { before + 1 }, "sequence numbers have gaps");
+        before = *seq;
+    }
     for Logged { before, after, event } in log {
         match event {
-            Event::Acked { seq, member } => {
-                let first = writes.get_mut(seq).unwrap().acked.entry(*member).or_insert(*before);
-                *first = (*first).min(*before);
+            Event::Acked { seq, member, epoch } => {
+                writes.get_mut(seq).unwrap().acked.push((*member, *epoch, *before, *after));
             }
-            Event::Committed { seq } => {
+            Event::Committed { seq, .. } | Event::Aborted { seq } => {
                 let write = writes.get_mut(seq).unwrap();
-                assert!(write.committed.replace((*before, *after)).is_none(), "seq {seq} was committed twice");
+                assert!(write.resolved.replace((*before, *after)).is_none(), "seq {seq} was resolved twice");
+                write.aborted = matches!(event, Event::Aborted { .. });
+                write.acknowledged = matches!(event, Event::Committed { acknowledged: true, .. });
             }
             _ => {}
         }
     }
     for (seq, write) in &writes {
-        let (_, after) = write.committed.unwrap_or_else(|| panic!("seq {seq} never committed"));
-        let acked = (0..MEMBERS).all(|member| write.acked.get(&member).is_some_and(|at| *at < after));
-        assert!(acked, "seq {seq} committed without every member's acknowledgement");
+        assert!(write.resolved.is_some(), "seq {seq} was never resolved");
     }
+    judge_acknowledgements(log, &writes);
     judge_reads(log, &writes);
     for Logged { before, after, event } in log {
         match event {
             Event::Answered { session, request, seq } => {
                 assert_eq!(seq_of.get(&(*session, *request)), Some(seq), "answered with another write's seq");
-                let committed = writes[seq].committed.unwrap().0;
+                let committed = writes[seq].resolved.unwrap().0;
+                assert!(!writes[seq].aborted, "seq {seq} was answered and aborted");
                 assert!(committed < *after, "seq {seq} was answered from its record before it was decided");
             }
             Event::Closed { session, request, state } => {
@@ -571,7 +683,7 @@ fn judge(log: &[Logged]) -> BTreeMap<u64, Write> {
             }
             Event::Stable { seq } => {
                 let mut below = writes.range(..=*seq).rev().take(64);
-                let late = below.find(|(_, write)| write.committed.unwrap().0 > *after);
+                let late = below.find(|(_, write)| write.resolved.unwrap().0 > *after);
                 assert!(late.is_none(), "stable {seq} at {before} covers the unresolved seq {}", late.unwrap().0);
             }
             _ => {}
@@ -580,13 +692,57 @@ fn judge(log: &[Logged]) -> BTreeMap<u64, Write> {
     writes
 }
 
+/// A write that acknowledgements committed had those of every member of a configuration that was in force then; not ones
+/// that an index had from before it was given to another member.
+fn judge_acknowledgements(log: &[Logged], writes: &BTreeMap<u64, Write>) {
+    struct Reign {
+        epoch: u32,
+        must_ack: u8,
+        /// No CPU uses it before, or after.
+        from: u64,
+        to: u64,
+        /// When each index was given to its member, at the earliest.
+        given: [u64; 8],
+    }
+    let mut reigns: Vec<Reign> = vec![];
+    let mut given = [0; 8];
+    for Logged { before, after, event } in log {
+        match event {
+            Event::Forgot { member } => given[usize::from(*member)] = *before,
+            Event::Configured { epoch, must_ack } => {
+                if let Some(last) = reigns.last_mut() {
+                    last.to = *after;
+                }
+                reigns.push(Reign { epoch: *epoch, must_ack: *must_ack, from: *before, to: u64::MAX, given });
+            }
+            _ => {}
+        }
+    }
+    let epochs_then = |before, after| reigns.iter().filter(move |reign| reign.from <= after && before <= reign.to);
+    for (seq, write) in writes.iter().filter(|(_, write)| write.acknowledged) {
+        let (before, after) = write.resolved.unwrap();
+        // A recorded acknowledgement was given in its epoch, and counts in later ones.
+        let counts = |reign: &Reign, member: u8| {
+            write.acked.iter().any(|&(of, epoch, began, ended)| {
+                of == member
+                    && began <= after
+                    && ended >= reign.given[usize::from(member)]
+                    && epochs_then(began, ended).any(|then| then.epoch == epoch && then.must_ack & (1 << of) != 0)
+            })
+        };
+        let all = |reign: &Reign| (0..8).filter(|i| reign.must_ack & (1 << i) != 0).all(|i| counts(reign, i));
+        assert!(epochs_then(before, after).any(all), "seq {seq} committed without every member's acknowledgement");
+    }
+}
+
 /// read-committed and freshness of every bound.
 fn judge_reads(log: &[Logged], writes: &BTreeMap<u64, Write>) {
     let keys: HashSet<_> = writes.values().map(|write| &write.key).collect();
     for key in keys {
         let of_key: BTreeMap<_, _> = writes.iter().filter(|(_, write)| write.key == *key).collect();
         // When a client was told of a write, by its reply or from its record: then it is over for every read.
-        let mut told: Vec<_> = of_key.iter().map(|(seq, write)| (write.committed.unwrap().1, **seq)).collect();
+        let committed = of_key.iter().filter(|(_, write)| !write.aborted);
+        let mut told: Vec<_> = committed.map(|(seq, write)| (write.resolved.unwrap().1, **seq)).collect();
         told.extend(log.iter().filter_map(|logged| match logged.event {
             Event::Answered { seq, .. } if of_key.contains_key(&seq) => Some((logged.after, seq)),
             _ => None,
@@ -601,7 +757,7 @@ fn judge_reads(log: &[Logged], writes: &BTreeMap<u64, Write>) {
                 continue;
             }
             if let Some((seq, write)) = of_key.range(..=*bound).next_back() {
-                let decided = write.committed.unwrap().0;
+                let decided = write.resolved.unwrap().0;
                 assert!(decided < *after, "a read with bound {bound} covers seq {seq} before it was decided");
             }
             let known = told.partition_point(|(at, _)| at < before);
@@ -630,7 +786,8 @@ fn judge_tables(shared: &Shared, writes: &BTreeMap<u64, Write>, bucket_key: &[u3
         assert_eq!(word >> UP_BUCKET_LAST_SHIFT, last.get(&index).copied().unwrap_or(0), "last of bucket {index}");
     }
     let clock = shared.kernel.clock(slot(SHARD));
-    assert_eq!(clock, *writes.keys().next_back().unwrap());
+    let epoch = shared.kernel.active(SHARD).unwrap().epoch;
+    assert_eq!(clock, (u64::from(epoch) << 40).max(*writes.keys().next_back().unwrap()));
 }
 
 fn judge_counters(shared: &Shared, log: &[Logged], writes: &BTreeMap<u64, Write>) {
@@ -640,16 +797,21 @@ fn judge_counters(shared: &Shared, log: &[Logged], writes: &BTreeMap<u64, Write>
     let ordered = events(|event| matches!(event, Event::Ordered { .. }));
     let answered = events(|event| matches!(event, Event::Answered { .. }));
     assert_eq!(count(abi::UP_COUNT_WRITE), writes.len() as u64);
-    assert_eq!(count(abi::UP_COUNT_COMMIT), writes.len() as u64);
+    let acknowledged = writes.values().filter(|write| write.acknowledged).count();
+    let aborted = writes.values().filter(|write| write.aborted).count();
+    assert_eq!(count(abi::UP_COUNT_COMMIT), acknowledged as u64);
     assert_eq!(count(abi::UP_COUNT_WRITE) + count(abi::UP_COUNT_WRITE_AGAIN), ordered);
     assert_eq!(count(abi::UP_COUNT_WRITE_ANSWERED), answered);
     assert_eq!(count(abi::UP_COUNT_READ), events(|event| matches!(event, Event::Read { .. })));
-    let acks = [abi::UP_COUNT_ACK, abi::UP_COUNT_COMMIT, abi::UP_COUNT_DROP_ACK_STALE].map(count).iter().sum::<u64>();
+    let dropped = [abi::UP_COUNT_DROP_ACK_STALE, abi::UP_COUNT_DROP_ACK_EPOCH, abi::UP_COUNT_DROP_ACK_MEMBER];
+    let acks = [abi::UP_COUNT_ACK, abi::UP_COUNT_COMMIT].iter().chain(&dropped).map(|at| count(*at)).sum::<u64>();
     assert_eq!(acks, events(|event| matches!(event, Event::Acked { .. })));
     let reject = |reason: Reason| count(abi::UP_COUNT_REJECT + u32::from(reason.to_wire()));
     println!(
-        "{} writes, {} sent again, {} answered from the record, {} met a write in other hands, {} key busy, {} dirty reads",
+        "{} writes, {} settled, of them {aborted} aborted; {} sent again, {} answered from the record, {} met a write in \
+         other hands, {} key busy, {} dirty reads",
         writes.len(),
+        writes.len() - acknowledged,
         count(abi::UP_COUNT_WRITE_AGAIN),
         answered,
         count(abi::UP_COUNT_DROP_STARTING),
@@ -661,8 +823,11 @@ fn judge_counters(shared: &Shared, log: &[Logged], writes: &BTreeMap<u64, Write>
         abi::UP_COUNT_WRITE_AGAIN,
         abi::UP_COUNT_WRITE_ANSWERED,
         abi::UP_COUNT_DROP_ACK_STALE,
+        abi::UP_COUNT_DROP_ACK_EPOCH,
+        abi::UP_COUNT_DROP_ACK_MEMBER,
         abi::UP_COUNT_READ_DIRTY,
         abi::UP_COUNT_REJECT + u32::from(Reason::KeyBusy.to_wire()),
+        abi::UP_COUNT_REJECT + u32::from(Reason::Aborted.to_wire()),
     ] {
         assert!(count(counter) > 0, "counter {counter} was never reached");
     }

@@ -2,8 +2,11 @@
 
 #![allow(dead_code, reason = "each test uses a part")]
 
+pub mod raw;
+
 use std::{
     net::{SocketAddr, SocketAddrV4, UdpSocket},
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -155,4 +158,37 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
 #[track_caller]
 pub fn is_rejected(answer: &Answer, op: Op, reason: Reason) {
     assert_eq!((answer.header.op, Reason::from_wire(answer.header.status)), (op, Some(reason)));
+}
+
+/// Runs a command.
+pub fn run(line: &str) -> String {
+    let mut words = line.split_whitespace();
+    let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
+    assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Attaches a program that passes every frame: a veth takes what its peer's XDP transmits only if it has one too.
+pub fn pass_everything(device: &str) {
+    use libbpf_rs::libbpf_sys::*;
+    // r0 = XDP_PASS; exit
+    let program = [0x2_0000_00b7_u64, 0x95];
+    let ifindex = nix::net::if_::if_nametoindex(device).unwrap();
+    // SAFETY: the two instructions of 8 bytes each outlive the call; name and licence are C strings.
+    let fd = unsafe {
+        bpf_prog_load(
+            BPF_PROG_TYPE_XDP,
+            c"pass".as_ptr(),
+            c"Dual BSD/GPL".as_ptr(),
+            program.as_ptr().cast(),
+            program.len() as _,
+            std::ptr::null_mut(),
+        )
+    };
+    assert!(fd >= 0, "loading: {fd}");
+    // SAFETY: takes no pointers but a null one for its options.
+    let attached = unsafe { bpf_xdp_attach(ifindex as i32, fd, XDP_FLAGS_DRV_MODE, std::ptr::null()) };
+    assert_eq!(attached, 0);
+    // SAFETY: this function's own descriptor; the attachment keeps the program.
+    unsafe { libc::close(fd) };
 }
