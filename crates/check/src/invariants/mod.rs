@@ -1,13 +1,15 @@
 //! The invariants of `docs/protocol.md`, section 8: one file each, by its name. They are pure functions over plain
-//! observations of one configuration, so that simulations, tests and end-to-end checks use the same ones.
+//! observations, so that simulations, tests and end-to-end checks use the same ones.
 //!
-//! **one-coordinator** is about leases, which configurations do not have yet.
+//! `check` judges what was seen of one configuration. Where there are several, or too much to keep, a `Monitor` judges each
+//! observation as it is made.
 
 pub mod bounded;
 pub mod clean_after;
 pub mod committed_everywhere;
 pub mod linearizable;
 pub mod monotone;
+pub mod one_coordinator;
 pub mod one_effect;
 pub mod read_committed;
 pub mod same_outcome;

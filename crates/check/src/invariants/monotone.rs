@@ -20,16 +20,34 @@ pub struct Newest {
 
 /// Checks observations in the order in which they were made.
 pub fn check<'a>(observations: impl IntoIterator<Item = &'a Newest>) -> Result<(), Violation> {
-    let mut highest: HashMap<(u8, u64, &Text), u64> = HashMap::new();
-    for Newest { replica, incarnation, key, seq } in observations {
-        let before = highest.entry((*replica, *incarnation, key)).or_insert(*seq);
-        if seq < before {
-            let what = format!("key {key:?} at replica {replica} went back from version {before} to {seq}");
-            return violated("monotone", what);
+    let mut monitor = Monitor::default();
+    observations.into_iter().try_for_each(|newest| monitor.observe(newest))
+}
+
+/// Watches all replicas.
+#[derive(Clone, Debug, Default)]
+pub struct Monitor(HashMap<(u8, u64), HashMap<Text, u64>>);
+
+impl Monitor {
+    /// The next observation.
+    pub fn observe(&mut self, newest: &Newest) -> Result<(), Violation> {
+        let Newest { replica, incarnation, ref key, seq } = *newest;
+        let highest = self.0.entry((replica, incarnation)).or_default();
+        match highest.get_mut(key) {
+            Some(before) if seq < *before => violated(
+                "monotone",
+                format!("key {key:?} at replica {replica} went back from version {before} to {seq}"),
+            ),
+            Some(before) => {
+                *before = seq;
+                Ok(())
+            }
+            None => {
+                highest.insert(key.clone(), seq);
+                Ok(())
+            }
         }
-        *before = *seq;
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -23,27 +23,52 @@ pub enum Event {
 
 /// Checks a run.
 pub fn check<'a>(events: impl IntoIterator<Item = &'a Event>) -> Result<(), Violation> {
-    let mut newest: HashMap<&Text, u64> = HashMap::new();
+    let mut monitor = Monitor::default();
     for event in events {
         match event {
-            Event::Committed(Committed { key, seq }) => {
-                let newest = newest.entry(key).or_default();
-                *newest = (*newest).max(*seq);
-            }
-            Event::Read { replica, key, seq } => {
-                let newest = newest.get(key).copied().unwrap_or(0);
-                if *seq > newest {
-                    return violated(
-                        "read-committed",
-                        format!(
-                            "replica {replica} returned version {seq} of key {key:?} while the newest committed was {newest}"
-                        ),
-                    );
-                }
-            }
+            Event::Committed(committed) => monitor.committed(committed),
+            Event::Read { replica, key, seq } => monitor.read(*replica, key, *seq)?,
         }
     }
     Ok(())
+}
+
+/// Watches one shard.
+#[derive(Clone, Debug, Default)]
+pub struct Monitor {
+    newest: HashMap<Text, u64>,
+}
+
+impl Monitor {
+    /// A write was committed.
+    pub fn committed(&mut self, committed: &Committed) {
+        match self.newest.get_mut(&committed.key) {
+            Some(newest) => *newest = committed.seq.max(*newest),
+            None => drop(self.newest.insert(committed.key.clone(), committed.seq)),
+        }
+    }
+
+    /// The newest committed version of a key; 0: none.
+    pub fn newest(&self, key: &Text) -> u64 {
+        self.newest.get(key).copied().unwrap_or(0)
+    }
+
+    /// The newest committed version of every key.
+    pub fn all(&self) -> impl Iterator<Item = Committed> + '_ {
+        self.newest.iter().map(|(key, seq)| Committed { key: key.clone(), seq: *seq })
+    }
+
+    /// A replica answered a read with this version; 0: there was none.
+    pub fn read(&self, replica: u8, key: &Text, seq: u64) -> Result<(), Violation> {
+        let newest = self.newest(key);
+        if seq <= newest {
+            return Ok(());
+        }
+        violated(
+            "read-committed",
+            format!("replica {replica} returned version {seq} of key {key:?} while the newest committed was {newest}"),
+        )
+    }
 }
 
 #[cfg(test)]
