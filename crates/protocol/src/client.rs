@@ -742,7 +742,9 @@ impl Client {
         self.was_used(header.session, sent);
         self.was_answered(now, sent, header.epoch, dice, out);
         let outcome = Outcome::Written { status, seq: header.seq, number };
-        self.answer_write(now, Some(header.time), outcome, dice, out);
+        // From a session that a take-over rebuilt it comes without.
+        let time_ms = (header.time != 0).then_some(header.time);
+        self.answer_write(now, time_ms, outcome, dice, out);
     }
 
     fn write_reject(&mut self, now: u64, header: &Header, out: &mut Output, dice: &mut Dice) {

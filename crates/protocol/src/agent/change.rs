@@ -189,7 +189,9 @@ impl Shard {
             return false;
         }
         self.set_trouble(cx, Level::Info, String::new());
-        let gone = |member: &Member| member.lost || member.silent_ms(now_ms) > cx.settings.lost_ms;
+        let lost_ms = cx.settings.lost_ms;
+        let refuses = |member: &Member| member.refused_ms.is_some_and(|since_ms| now_ms > since_ms + lost_ms);
+        let gone = |member: &Member| member.lost || refuses(member) || member.silent_ms(now_ms) > lost_ms;
         let mut remove: BTreeSet<u8> =
             self.members.values().filter(|member| gone(member)).map(|member| member.info.index).collect();
         // A learner whose donor is gone, or that cannot go on, begins again.
@@ -210,6 +212,8 @@ impl Shard {
             let member = &self.members[index];
             let why = if member.lost {
                 "it lost its data".to_owned()
+            } else if refuses(member) {
+                format!("it refuses: {}", member.trouble)
             } else if gone(member) {
                 format!("silent for {} ms", member.silent_ms(now_ms))
             } else {

@@ -55,7 +55,7 @@ impl Shard {
         let Part::Serving(serving) = &self.part else { return Ok(()) };
         let config = self.config(serving, serving.epoch, &serving.must_ack, true);
         cx.tables.configure(&config)?;
-        self.part = Part::Leaving { to, reply };
+        self.part = Part::Leaving { tenure: serving.tenure, to, reply };
         if !self.is_storing() {
             self.store_leaving(cx);
         }

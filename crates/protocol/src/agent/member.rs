@@ -11,6 +11,10 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(super) struct Member {
     pub info: MemberInfo,
+    /// When it became a member, for all this agent knows: answers to earlier questions may be another life's.
+    pub since_ms: u64,
+    /// Since when it has refused every INSTALL.
+    pub refused_ms: Option<u64>,
     /// The latest time of ours at which something was sent that it has answered in this tenure: the moment from which its grant
     /// runs.
     pub granted_ms: Option<u64>,
@@ -54,6 +58,8 @@ impl Member {
     pub fn new(info: MemberInfo, now_ms: u64) -> Self {
         Self {
             info,
+            since_ms: now_ms,
+            refused_ms: None,
             granted_ms: None,
             heard_ms: Some(now_ms),
             stamps: VecDeque::new(),

@@ -114,6 +114,9 @@ impl Shard {
             return Ok(());
         }
         if let Some(member) = self.members.values_mut().find(|member| member.info.endpoint() == from) {
+            if header.request < member.since_ms {
+                return Ok(());
+            }
             if answer.incarnation != member.info.incarnation {
                 // An answer to a question of long ago may come from the life before. Only a member's own silence and a
                 // fresh answer count.
@@ -124,6 +127,7 @@ impl Shard {
             }
             member.heard_ms = Some(cx.now_ms);
             if !answer.refusal.is_empty() {
+                member.refused_ms.get_or_insert(cx.now_ms);
                 if member.trouble != answer.refusal {
                     let (index, shard) = (member.info.index, self.id);
                     cx.log(Level::Error, format!("shard {shard}: member {index} ({from}) refuses: {}", answer.refusal));
@@ -133,6 +137,7 @@ impl Shard {
             }
             let record = self.record.as_ref().expect("checked above");
             if answer.shard == self.id && (record.tenure..=record.epoch).contains(&answer.epoch) && answer.epoch > 0 {
+                member.refused_ms = None;
                 member.installed = member.installed.max(answer.epoch);
                 member.granted_ms = member.granted_ms.max(Some(header.request));
                 member.items = answer.items;
@@ -144,6 +149,10 @@ impl Shard {
                 self.send_heartbeat_to(cx, from);
                 return self.reconcile(cx);
             }
+            return Ok(());
+        }
+        if header.request + 2 * HELLO_MS < cx.now_ms {
+            // Long under way: it may be of a life that is over.
             return Ok(());
         }
         self.greeted(cx, from, answer)
@@ -161,7 +170,8 @@ impl Shard {
         let mut candidate = self.candidates.get(&from).cloned().unwrap_or_default();
         candidate.heard_ms = Some(cx.now_ms);
         candidate.incarnation = answer.incarnation;
-        candidate.is_empty = answer.epoch == 0 && answer.items == 0;
+        let was_member = self.former.contains(&answer.incarnation);
+        candidate.is_empty = answer.epoch == 0 && answer.items == 0 && !was_member;
         let mut reset = false;
         let trouble = if !answer.refusal.is_empty() {
             answer.refusal.clone()
@@ -175,8 +185,9 @@ impl Shard {
         } else if answer.epoch > record.epoch {
             format!("is in epoch {}, and the record says {}: is this the right authority?", answer.epoch, record.epoch)
         } else if self.serves() {
-            // What it holds is older than this epoch, which others have whole.
-            reset = self.record().epoch > answer.epoch;
+            // What it holds is older than this epoch, which others have whole; or it held something once, and a late packet
+            // to that life may be under way.
+            reset = record.epoch > answer.epoch;
             "holds what it had before it was removed; it is told to begin empty".to_owned()
         } else {
             format!(
@@ -303,6 +314,9 @@ impl Shard {
             return Ok(());
         }
         let Some(member) = self.members.values_mut().find(|member| member.endpoint() == from) else { return Ok(()) };
+        if header.request < member.since_ms {
+            return Ok(());
+        }
         if ack.incarnation != member.info.incarnation {
             return self.lost(cx, from, ack.incarnation);
         }

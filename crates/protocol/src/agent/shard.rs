@@ -3,7 +3,7 @@
 //! While it serves, everything is reconciled: the record at the authority says who shall take part, the data path's tables
 //! say who does, and [`Shard::reconcile`] makes the second the first, step by step, whoever changed the record.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use underpass_abi::abi::up_config;
 
@@ -66,10 +66,12 @@ pub(super) enum Part {
     /// Its tables serve.
     Serving(Box<Serving>),
     /// Its tables refuse everything; the record is about to say so, and to name the successor.
-    Leaving { to: Option<Endpoint>, reply: Option<u64> },
+    Leaving { tenure: u32, to: Option<Endpoint>, reply: Option<u64> },
 }
 
 pub(super) struct Serving {
+    /// The tenure whose tables they are.
+    pub tenure: u32,
     /// Epoch in the tables.
     pub epoch: u32,
     /// Members in the tables, which must acknowledge; with their incarnations.
@@ -111,6 +113,8 @@ pub(super) struct Shard {
     pub part: Part,
     pub members: BTreeMap<u8, Member>,
     pub candidates: BTreeMap<Endpoint, Candidate>,
+    /// Incarnations that were members since this agent knows the shard: none joins a second time.
+    pub former: BTreeSet<u64>,
     pub hello_ms: u64,
     pub heartbeat_ms: u64,
     pub checked_ms: u64,
@@ -132,6 +136,7 @@ impl Shard {
             part: Part::Standby,
             members: BTreeMap::new(),
             candidates: BTreeMap::new(),
+            former: BTreeSet::new(),
             hello_ms: now_ms,
             heartbeat_ms: now_ms,
             checked_ms: now_ms,
@@ -278,7 +283,7 @@ impl Shard {
         let Some(record) = self.record.clone() else { return Ok(()) };
         match &mut self.part {
             Part::Serving(_) | Part::Leaving { .. } if record.coordinator() != me => {
-                if let Part::Leaving { to, reply } = &self.part {
+                if let Part::Leaving { to, reply, .. } = &self.part {
                     let (to, reply) = (*to, *reply);
                     if to == record.coordinator()
                         && let Some(id) = reply
@@ -289,6 +294,11 @@ impl Shard {
                     cx.out.push(Action::Resign { shard: self.id });
                 }
                 self.step_down(cx, "another coordinator is on record")
+            }
+            Part::Serving(serving) if record.tenure != serving.tenure => {
+                // Somebody took over, and handed the shard back: these tables are of the past.
+                self.step_down(cx, "a later tenure is on record")?;
+                self.begin(cx)
             }
             Part::Serving(_) => {
                 self.take_members(cx);
@@ -309,6 +319,15 @@ impl Shard {
                     self.step_down(cx, "another coordinator is on record")
                 }
             }
+            Part::Forming if record.epoch > record.given_up => {
+                // Another one formed it.
+                self.part = Part::Standby;
+                self.begin(cx)
+            }
+            Part::Leaving { tenure, .. } if record.tenure != *tenure => {
+                self.step_down(cx, "a later tenure is on record")?;
+                self.begin(cx)
+            }
             Part::Forming | Part::Standby | Part::Leaving { .. } => self.reconcile(cx),
         }
     }
@@ -319,6 +338,7 @@ impl Shard {
         self.members.retain(|index, member| {
             record.members.iter().any(|info| info.index == *index && info.incarnation == member.info.incarnation)
         });
+        self.former.extend(record.members.iter().map(|info| info.incarnation));
         for info in &record.members {
             let now_ms = cx.now_ms;
             let member = self.members.entry(info.index).or_insert_with(|| Member::new(info.clone(), now_ms));
@@ -434,6 +454,7 @@ impl Shard {
         })?;
         cx.sessions.count_from(record.generations);
         self.part = Part::Serving(Box::new(Serving {
+            tenure: record.tenure,
             epoch: left.epoch,
             must_ack,
             stable: 0,
@@ -447,6 +468,7 @@ impl Shard {
             transfer: None,
         }));
         self.heartbeat_ms = cx.now_ms;
+        self.write(cx)?;
         self.reserve(cx, true);
         self.reconcile(cx)
     }

@@ -522,6 +522,7 @@ impl Shard {
             record.members.iter().map(|member| (member.index, member.incarnation)).collect();
         let lease_until_ms = self.lease_of(&record, &must_ack, false);
         let mut serving = Serving {
+            tenure: record.tenure,
             epoch: record.epoch,
             must_ack,
             stable: u64::from(record.epoch) << UP_EPOCH_SHIFT,

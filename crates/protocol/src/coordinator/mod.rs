@@ -11,7 +11,8 @@ pub mod hash;
 mod tables;
 
 use underpass_abi::abi::{
-    self, UP_BUCKET_DIRTY, UP_BUCKET_LAST_SHIFT, UP_EXCLUSIVE_FIXED, UP_EXCLUSIVE_NOT, UP_EXCLUSIVE_OPEN, UP_SHARD_SLOTS, up_bucket, up_config, up_session, up_shard, up_way,
+    self, UP_BUCKET_DIRTY, UP_BUCKET_LAST_SHIFT, UP_EXCLUSIVE_FIXED, UP_EXCLUSIVE_NOT, UP_EXCLUSIVE_OPEN,
+    UP_SHARD_SLOTS, up_bucket, up_config, up_session, up_shard, up_way,
 };
 
 use crate::agent::Settlement;
