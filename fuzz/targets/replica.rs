@@ -13,7 +13,7 @@ use libfuzzer_sys::{
     fuzz_target,
 };
 use underpass_protocol::{
-    control::{self, Configuration, Heartbeat, Install, MemberInfo},
+    control::{self, ClusterKey, Configuration, Heartbeat, Install, MemberInfo},
     replica::{Action, Count, Event, Replica, Settings},
     wire::{DATAGRAM_MAX, Endpoint, FLAG_TTL, Header, Kind, Op, Operand, Packet, SessionId},
 };
@@ -21,6 +21,7 @@ use underpass_protocol::{
 const SHARD: u32 = 1;
 const INCARNATION: u64 = 7;
 const SESSIONS: u32 = 8;
+const NOW_MS: u64 = 1000;
 /// Small, so that it is reached.
 const BUDGET_BYTES: u64 = 16 << 10;
 const COORDINATOR: Endpoint = Endpoint { addr: Ipv4Addr::new(10, 0, 0, 1), port: 5550 };
@@ -56,7 +57,7 @@ impl World {
 
     fn deliver(&mut self, from: Endpoint, datagram: &[u8]) {
         let stable = self.replica.stable();
-        let actions = self.replica.step(Event::Datagram { from, bytes: datagram });
+        let actions = self.replica.step(NOW_MS, Event::Datagram { from, bytes: datagram });
         assert!(self.replica.stable() >= stable, "stable went back");
         self.replica.assert_accounts();
         let usage = self.replica.usage();
@@ -93,7 +94,7 @@ impl World {
             return;
         }
         let before = self.replica.dump();
-        let actions = self.replica.step(Event::Datagram { from: COORDINATOR, bytes: &write });
+        let actions = self.replica.step(NOW_MS, Event::Datagram { from: COORDINATOR, bytes: &write });
         assert!(actions.contains(&Action::Count(Count::WriteAgain)), "{actions:?}");
         assert!(actions.contains(&Action::Send { to: COORDINATOR, bytes: answer }), "{actions:?}");
         assert_eq!(self.replica.dump(), before);
@@ -106,33 +107,42 @@ fn key(input: &mut Unstructured<'_>) -> Result<Vec<u8>> {
 }
 
 fn install(world: &mut World, input: &mut Unstructured<'_>) -> Result<Vec<u8>> {
-    let clean_epoch = if input.arbitrary()? { world.epoch } else { input.arbitrary::<u8>()?.into() };
+    let incarnation = if input.ratio(1, 8)? { 0 } else { INCARNATION };
+    let tenure = if input.arbitrary()? { world.epoch } else { world.epoch + 1 };
     if input.arbitrary()? {
         world.epoch += 1;
         world.clock = u64::from(world.epoch) << 40;
         world.requests = [0; SESSIONS as usize];
     }
-    let member = |id: u32| MemberInfo {
-        id,
+    let member = |index: u8| MemberInfo {
+        index,
+        id: index.into(),
         incarnation: INCARNATION,
-        addr: Ipv4Addr::new(10, 0, 0, 10 + id as u8),
+        addr: Ipv4Addr::new(10, 0, 0, 10 + index),
         port: 5550,
         active: true,
     };
     let configuration = Configuration {
         shard: SHARD,
         epoch: world.epoch,
+        tenure,
+        lease_ms: 1000,
         coordinator_addr: COORDINATOR.addr,
         coordinator_port: COORDINATOR.port,
         members: vec![member(0), member(1), member(2)],
     };
-    let message = Install { index: 1, configuration, sessions: SESSIONS, clean_epoch };
-    Ok(control::emit(world.header(Op::Install), &message))
+    let message = Install { incarnation, index: 1, reset: false, configuration, sessions: SESSIONS };
+    Ok(sealed(world.header(Op::Install), &message))
 }
 
 fn heartbeat(world: &World, input: &mut Unstructured<'_>) -> Result<Vec<u8>> {
     let stable = world.clock.saturating_sub(u64::from(input.arbitrary::<u8>()? / 8));
-    Ok(control::emit(world.header(Op::Heartbeat), &Heartbeat { stable, time: world.time }))
+    let heartbeat = Heartbeat { stable, time: world.time, echo: Some(NOW_MS), donor: None };
+    Ok(sealed(world.header(Op::Heartbeat), &heartbeat))
+}
+
+fn sealed<T: serde::Serialize>(header: Header, message: &T) -> Vec<u8> {
+    control::seal(control::emit(header, message), ClusterKey::default())
 }
 
 /// A write as the coordinator orders them, not always in the order of their numbers.

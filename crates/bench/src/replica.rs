@@ -14,7 +14,7 @@ use rand::{SeedableRng, rngs::SmallRng};
 use serde::Serialize;
 use underpass_abi::wire::UP_EPOCH_SHIFT;
 use underpass_protocol::{
-    control::{self, Configuration, Heartbeat, Install, Installed, MemberInfo},
+    control::{self, ClusterKey, Configuration, Heartbeat, HeartbeatAck, Install, Installed, MemberInfo},
     wire::{DATAGRAM_MAX, Endpoint, Header, Op, Packet},
 };
 
@@ -131,6 +131,10 @@ impl ReplicaReport {
     }
 }
 
+fn sealed<T: Serialize>(header: Header, message: &T) -> Vec<u8> {
+    control::seal(control::emit(header, message), ClusterKey::default())
+}
+
 /// A server under measurement.
 struct Server {
     daemon: Daemon,
@@ -240,10 +244,13 @@ impl Server {
     fn install(&mut self, outstanding: usize) -> Result<()> {
         let mut incarnation = 0;
         for _ in 0..2 {
-            let member = MemberInfo { id: 1, incarnation, addr: SERVER, port: PORT, active: true };
+            let member = MemberInfo { index: 0, id: 1, incarnation, addr: SERVER, port: PORT, active: true };
             let configuration = Configuration {
                 shard: SHARD,
                 epoch: EPOCH,
+                tenure: EPOCH,
+                // No heartbeats come while it is measured.
+                lease_ms: 1 << 40,
                 coordinator_addr: CLIENT,
                 coordinator_port: PORT,
                 members: vec![member],
@@ -253,17 +260,29 @@ impl Server {
             header.epoch = EPOCH;
             header.shard = SHARD;
             header.set_reply_to(Endpoint { addr: CLIENT, port: PORT });
-            let answer =
-                self.ask(&control::emit(header, &Install { index: 0, configuration, sessions, clean_epoch: 0 }))?;
+            let install = Install { incarnation, index: 0, reset: false, configuration, sessions };
+            let answer = self.ask(&sealed(header, &install))?;
             let packet = Packet::parse(&answer).context("the replica's answer to INSTALL")?;
             let installed: Installed = control::parse(&packet).context("the replica's answer to INSTALL")?;
             ensure!(installed.refusal.is_empty(), "the replica refuses: {}", installed.refusal);
             if installed.epoch == EPOCH {
+                // It answers reads once it has heard its stamp again.
+                let stamp = self.heartbeat(0, None)?.stamp;
+                self.heartbeat(0, Some(stamp))?;
                 return Ok(());
             }
             incarnation = installed.incarnation;
         }
         bail!("the replica does not take part")
+    }
+
+    fn heartbeat(&mut self, stable: u64, echo: Option<u64>) -> Result<HeartbeatAck> {
+        let mut header = Header::new(Op::Heartbeat);
+        (header.epoch, header.shard) = (EPOCH, SHARD);
+        let heartbeat = Heartbeat { stable, time: 1_700_000_000_000, echo, donor: None };
+        let answer = self.ask(&sealed(header, &heartbeat))?;
+        let packet = Packet::parse(&answer).context("the replica's answer to HEARTBEAT")?;
+        control::parse(&packet).context("the replica's answer to HEARTBEAT")
     }
 
     fn load(&mut self, args: &ReplicaArgs, workload: &Workload) -> Result<()> {
@@ -275,15 +294,8 @@ impl Server {
             left = again.into_inner();
             if left.is_empty() {
                 // What was written is resolved: the replica may drop what it kept for readers of the past.
-                let mut header = Header::new(Op::Heartbeat);
-                header.epoch = EPOCH;
-                header.shard = SHARD;
-                let heartbeat = Heartbeat {
-                    stable: (u64::from(EPOCH) << UP_EPOCH_SHIFT) + workload.items,
-                    time: 1_700_000_000_000,
-                };
                 if self.daemon.name() == REPLICA {
-                    self.ask(&control::emit(header, &heartbeat))?;
+                    self.heartbeat((u64::from(EPOCH) << UP_EPOCH_SHIFT) + workload.items, None)?;
                 }
                 return Ok(());
             }

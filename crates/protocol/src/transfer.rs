@@ -14,7 +14,8 @@ use crate::{
 
 /// Bytes of a page's value beyond which nothing is added to it.
 pub const PAGE_MAX: usize = DATAGRAM_MAX - HEADER_LEN;
-/// Bytes of a UDP datagram's payload at most: a chain that does not fit is not sent (its versions above `stable` are too many).
+/// Bytes of a UDP datagram's payload at most. A chain that does not fit (its versions above `stable` are many) is asked for by
+/// its key, and comes in parts.
 pub const FETCHED_MAX: usize = 65_000 - HEADER_LEN;
 /// Session records on a page: indices are asked for in steps of this.
 pub const SESSIONS_PAGE: u16 = 28;
@@ -51,7 +52,9 @@ pub struct Collected {
     pub held: Vec<Held>,
 }
 
-/// FETCH. The header has shard, epoch and, for `Key`, the key.
+/// FETCH. The header has shard, epoch and, for `Key`, the key; session and request come back. Its `seq` is the incarnation asked
+/// (0: whichever), its `time` for `Key` the seq below which versions are asked for (0: all), for `Page` the cursor to stop at
+/// (0: none).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fetch {
     /// One key's chain.
@@ -75,7 +78,7 @@ pub struct Chain {
 /// FETCHED: the question again, and the answer to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fetched {
-    /// One key's chain; without versions if it holds none.
+    /// One key's chain; without versions if it holds none. If the header's `time` is not 0, versions below that seq are left.
     Key(Chain),
     /// A page of chains.
     Page {
@@ -85,14 +88,14 @@ pub enum Fetched {
         next: u64,
         /// Items that the sender holds in all.
         items: u64,
-        /// Chains.
+        /// Chains. One without versions did not fit: it is to be asked for by its key.
         chains: Vec<Chain>,
     },
     /// A page of session records: those in use among the indices asked for.
     Sessions {
         /// The index asked for.
         from: u16,
-        /// One beyond the highest index in use; nothing is to be asked from there on.
+        /// One beyond the highest index in use, or more; nothing is to be asked from there on.
         end: u32,
         /// Records with their indices.
         records: Vec<SessionRecord>,

@@ -15,9 +15,10 @@ use nix::{
     sched::{CpuSet, sched_setaffinity},
     unistd::Pid,
 };
+use serde::de::DeserializeOwned;
 use socket2::{Domain, Protocol, Socket, Type};
 use underpass_protocol::{
-    control::{self, Configuration, Install, Installed, MemberInfo},
+    control::{self, ClusterKey, Configuration, Heartbeat, HeartbeatAck, Install, Installed, MemberInfo},
     wire::{Endpoint, Header, Kind, Op, Packet, SessionId, Status},
 };
 use underpass_replica::{
@@ -87,6 +88,16 @@ fn exchange(
     Ok(answers)
 }
 
+/// The document that answers a control datagram.
+fn ask<T: DeserializeOwned>(socket: &Socket, to: Endpoint, datagram: &[u8]) -> anyhow::Result<T> {
+    let sealed = control::seal(datagram.to_vec(), ClusterKey::default());
+    socket.send_to(&sealed, &SocketAddrV4::from(to).into())?;
+    let mut batch = Batch::new();
+    batch.receive(socket.as_fd()).context("no answer")?;
+    let answer = batch.datagram(0);
+    control::parse(&Packet::parse(&answer.buffer[..answer.len])?).context("another answer than expected")
+}
+
 fn main() -> anyhow::Result<()> {
     let arguments: Vec<u64> =
         env::args().skip(1).map(|a| a.parse().context("arguments are numbers")).collect::<Result<_, _>>()?;
@@ -110,31 +121,29 @@ fn main() -> anyhow::Result<()> {
     let own: Endpoint = socket.local_addr()?.as_socket_ipv4().context("bound to IPv4")?.into();
     let to = Endpoint::from(replica.local_addr());
 
+    let incarnation = replica.core().incarnation();
     let install = Install {
+        incarnation,
         index: 0,
+        reset: false,
         configuration: Configuration {
             shard: 0,
             epoch: EPOCH,
+            tenure: EPOCH,
+            lease_ms: 1 << 40,
             coordinator_addr: own.addr,
             coordinator_port: own.port,
-            members: vec![MemberInfo {
-                id: 1,
-                incarnation: replica.core().incarnation(),
-                addr: to.addr,
-                port: to.port,
-                active: true,
-            }],
+            members: vec![MemberInfo { index: 0, id: 1, incarnation, addr: to.addr, port: to.port, active: true }],
         },
         sessions: 1024,
-        clean_epoch: 0,
     };
-    socket.send_to(&control::emit(Header::new(Op::Install), &install), &SocketAddrV4::from(to).into())?;
-    let mut batch = Batch::new();
-    batch.receive(socket.as_fd()).context("no INSTALLED")?;
-    let answer = batch.datagram(0);
-    let packet = Packet::parse(&answer.buffer[..answer.len])?;
-    let installed: Installed = control::parse(&packet).context("no INSTALLED")?;
+    let installed: Installed = ask(&socket, to, &control::emit(Header::new(Op::Install), &install))?;
     ensure!(installed.epoch == EPOCH, "the replica refuses: {}", installed.refusal);
+    // A lease for ever, by an echo of its stamp.
+    let header = Header { epoch: EPOCH, ..Header::new(Op::Heartbeat) };
+    let mut heartbeat = Heartbeat { stable: 0, time: 0, echo: None, donor: None };
+    heartbeat.echo = Some(ask::<HeartbeatAck>(&socket, to, &control::emit(header, &heartbeat))?.stamp);
+    ask::<HeartbeatAck>(&socket, to, &control::emit(header, &heartbeat))?;
 
     let mut template = Header { epoch: EPOCH, ..Header::new(Op::Write) };
     template.set_reply_to(own);

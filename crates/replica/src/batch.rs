@@ -7,7 +7,10 @@ use std::{
     ptr,
 };
 
-use underpass_protocol::wire::{DATAGRAM_MAX, Endpoint};
+use underpass_protocol::{
+    transfer::FETCHED_MAX,
+    wire::{DATAGRAM_MAX, Endpoint, HEADER_LEN},
+};
 
 /// Datagrams for each call.
 pub const BATCH: usize = 64;
@@ -15,6 +18,10 @@ pub const BATCH: usize = 64;
 /// Bytes of a buffer: room for the longest datagram, and to see that one is longer.
 const BUFFER_LEN: usize = 2048;
 const _: () = assert!(BUFFER_LEN > DATAGRAM_MAX);
+
+/// Bytes that a longer datagram may have beyond its buffer: FETCHED with a key's chain alone. These lie apart, so that the
+/// buffers stay close together; memory that is never written to is never taken.
+const OVERFLOW_LEN: usize = HEADER_LEN + FETCHED_MAX + 1 - BUFFER_LEN;
 
 #[repr(align(64))]
 #[derive(Clone, Copy)]
@@ -26,15 +33,18 @@ pub struct Received<'a> {
     pub buffer: &'a mut [u8],
     /// Bytes of the datagram in it.
     pub len: usize,
+    /// The rest of a datagram that is longer than the buffer.
+    pub rest: &'a [u8],
     /// Its source.
     pub from: Endpoint,
-    /// It was longer than the buffer: the rest is lost.
+    /// It was longer than any that is sent here: what is beyond is lost.
     pub cut: bool,
 }
 
 /// Buffers for one batch of datagrams and their answers, each answer in the buffer of its request.
 pub struct Batch {
     buffers: Vec<Buffer>,
+    overflow: Vec<u8>,
     received: Vec<libc::mmsghdr>,
     answers: Vec<libc::mmsghdr>,
     sources: Vec<libc::sockaddr_in>,
@@ -50,17 +60,18 @@ fn io_vectors(buffers: &mut [Buffer]) -> Vec<libc::iovec> {
     buffers.iter_mut().map(io).collect()
 }
 
-fn headers(io: &mut [libc::iovec], addresses: &mut [libc::sockaddr_in]) -> Vec<libc::mmsghdr> {
-    let header = |(io, address): (&mut libc::iovec, &mut libc::sockaddr_in)| {
+/// A header for each address, with so many of the vectors in their turn.
+fn headers(io: &mut [libc::iovec], each: usize, addresses: &mut [libc::sockaddr_in]) -> Vec<libc::mmsghdr> {
+    let header = |(io, address): (&mut [libc::iovec], &mut libc::sockaddr_in)| {
         // SAFETY: an mmsghdr of zeros is valid: null pointers with lengths of 0.
         let mut header: libc::mmsghdr = unsafe { mem::zeroed() };
-        header.msg_hdr.msg_iov = io;
-        header.msg_hdr.msg_iovlen = 1;
+        header.msg_hdr.msg_iov = io.as_mut_ptr();
+        header.msg_hdr.msg_iovlen = each as _;
         header.msg_hdr.msg_name = ptr::from_mut(address).cast();
         header.msg_hdr.msg_namelen = mem::size_of::<libc::sockaddr_in>() as libc::socklen_t;
         header
     };
-    io.iter_mut().zip(addresses).map(header).collect()
+    io.chunks_mut(each).zip(addresses).map(header).collect()
 }
 
 impl Default for Batch {
@@ -76,11 +87,18 @@ impl Batch {
         let address: libc::sockaddr_in = unsafe { mem::zeroed() };
         let mut buffers = vec![Buffer([0; BUFFER_LEN]); BATCH];
         let (mut sources, mut destinations) = (vec![address; BATCH], vec![address; BATCH]);
-        let (mut receive_io, mut answer_io) = (io_vectors(&mut buffers), io_vectors(&mut buffers));
+        let mut overflow = vec![0; BATCH * OVERFLOW_LEN];
+        let beyond = overflow
+            .chunks_mut(OVERFLOW_LEN)
+            .map(|part| libc::iovec { iov_base: part.as_mut_ptr().cast(), iov_len: OVERFLOW_LEN });
+        let mut receive_io: Vec<_> =
+            io_vectors(&mut buffers).into_iter().zip(beyond).flat_map(|(a, b)| [a, b]).collect();
+        let mut answer_io = io_vectors(&mut buffers);
         Self {
-            received: headers(&mut receive_io, &mut sources),
-            answers: headers(&mut answer_io, &mut destinations),
+            received: headers(&mut receive_io, 2, &mut sources),
+            answers: headers(&mut answer_io, 1, &mut destinations),
             buffers,
+            overflow,
             sources,
             destinations,
             _receive_io: receive_io,
@@ -117,6 +135,7 @@ impl Batch {
         let source = &self.sources[number];
         Received {
             len: (header.msg_len as usize).min(BUFFER_LEN),
+            rest: &self.overflow[number * OVERFLOW_LEN..][..(header.msg_len as usize).saturating_sub(BUFFER_LEN)],
             cut: header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0,
             from: Endpoint {
                 addr: Ipv4Addr::from(u32::from_be(source.sin_addr.s_addr)),

@@ -17,7 +17,7 @@ use nix::{
 use underpass_abi::wire::UP_PORT_DEFAULT;
 
 pub use crate::control::ask;
-use crate::{Options, Replica};
+use crate::{Options, Replica, cluster_key};
 
 const PORT: u16 = UP_PORT_DEFAULT as u16;
 
@@ -43,6 +43,10 @@ pub struct Args {
     /// Control socket [default: /run/underpass/replica-PORT.sock].
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
+    /// File with the cluster's key, the same for all agents and replicas: 32 hexadecimal digits, or 16 bytes. Without one
+    /// the network between them must be trusted.
+    #[arg(long, value_name = "FILE")]
+    cluster_key_file: Option<PathBuf>,
 }
 
 /// Shows counters and contents of a running replica.
@@ -96,6 +100,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         cpus,
         busy_poll_us: args.busy_poll,
         control: Some(args.control.unwrap_or_else(|| control_path(args.listen.port()))),
+        cluster_key: args.cluster_key_file.as_deref().map(cluster_key).transpose()?,
     })
 }
 

@@ -5,6 +5,7 @@
 
 pub mod batch;
 pub mod cli;
+mod cluster_key;
 mod control;
 mod socket;
 mod stats;
@@ -21,21 +22,35 @@ use std::{
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     thread::{self, JoinHandle},
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use nix::{sched, unistd::Pid};
+use nix::{
+    sched,
+    time::{ClockId, clock_gettime},
+    unistd::Pid,
+};
 use socket2::Socket;
 use underpass_protocol::{
+    control::ClusterKey,
     replica::{self as core, Action, Count, Note, Settings, Verdict},
-    wire::Packet,
+    wire::Endpoint,
 };
 
-pub use self::stats::Stats;
 use self::{batch::Batch, control::Control, stats::Counters};
+pub use self::{cluster_key::cluster_key, stats::Stats};
 
 /// Independently locked parts of the store: enough that threads seldom meet.
 const KEY_SHARDS: usize = 256;
+
+/// How often what was asked of other replicas is looked after, while there is something and while there is not.
+const TICK: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(20)];
+
+/// The replica's clock, in milliseconds. It goes on while the host is suspended, so that no lease outlives that.
+fn now_ms() -> u64 {
+    let now = clock_gettime(ClockId::CLOCK_BOOTTIME).expect("Linux has this clock");
+    now.tv_sec() as u64 * 1000 + now.tv_nsec() as u64 / 1_000_000
+}
 
 /// How to run a replica.
 #[derive(Clone, Debug)]
@@ -52,6 +67,8 @@ pub struct Options {
     pub busy_poll_us: u32,
     /// Path of the control socket; `None`: none.
     pub control: Option<PathBuf>,
+    /// Seals messages between agents and replicas; `None`: their network is trusted.
+    pub cluster_key: Option<ClusterKey>,
 }
 
 impl Default for Options {
@@ -63,6 +80,7 @@ impl Default for Options {
             cpus: Vec::new(),
             busy_poll_us: 0,
             control: None,
+            cluster_key: None,
         }
     }
 }
@@ -154,6 +172,14 @@ pub enum Error {
         /// What the kernel says.
         source: io::Error,
     },
+    /// A cluster key that cannot be used.
+    #[error("cannot use the cluster key in {}: {why}; give --cluster-key-file a file with 32 hexadecimal digits, or 16 bytes", path.display())]
+    ClusterKey {
+        /// Its file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
     /// The system refuses a thread.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
@@ -184,6 +210,12 @@ impl Replica {
     /// Whatever is wrong with the options, before anything runs.
     pub fn start(options: Options) -> Result<Self, Error> {
         check(&options)?;
+        if options.cluster_key.is_none() && !options.listen.ip().is_loopback() {
+            tracing::warn!(
+                "no --cluster-key-file: whoever reaches {} can pass for the coordinator's agent; its network must be trusted",
+                options.listen
+            );
+        }
         let (sockets, listen) = socket::bind(options.listen, options.threads, options.busy_poll_us)?;
         let random = RandomState::new();
         let nanoseconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
@@ -199,6 +231,7 @@ impl Replica {
             budget_bytes: options.memory_mib << 20,
             key_shards: KEY_SHARDS,
             hash_key,
+            cluster_key: options.cluster_key.unwrap_or_default(),
         };
         let shared = Arc::new(Shared {
             core: core::Replica::new(settings),
@@ -208,6 +241,7 @@ impl Replica {
             failure: Mutex::new(None),
             refusal: Mutex::new(String::new()),
         });
+        let ticking = sockets[0].try_clone().map_err(|source| Error::Socket { listen, source })?;
         let control = match &options.control {
             Some(path) => Some(Control::start(path, Arc::clone(&shared))?),
             None => None,
@@ -222,6 +256,12 @@ impl Replica {
                 .map_err(Error::Thread)?;
             replica.threads.push(thread);
         }
+        let shared = Arc::clone(&replica.shared);
+        let thread = thread::Builder::new()
+            .name("replica-tick".into())
+            .spawn(move || tick(&shared, &ticking))
+            .map_err(Error::Thread)?;
+        replica.threads.push(thread);
         Ok(replica)
     }
 
@@ -341,6 +381,7 @@ fn serve(shared: &Shared, number: usize, socket: &Socket, cpu: Option<usize>) {
                 return;
             }
         };
+        let now_ms = now_ms();
         for datagram in 0..count {
             let received = batch.datagram(datagram);
             if received.cut {
@@ -348,25 +389,25 @@ fn serve(shared: &Shared, number: usize, socket: &Socket, cpu: Option<usize>) {
                 continue;
             }
             let (from, len) = (received.from, received.len);
-            match shared.core.handle(from, received.buffer, len) {
+            if !received.rest.is_empty() {
+                let whole = [&received.buffer[..len], received.rest].concat();
+                let actions = shared.core.step(now_ms, core::Event::Datagram { from, bytes: &whole });
+                shared.act(actions, socket, counters);
+                continue;
+            }
+            match shared.core.handle(now_ms, from, received.buffer, len) {
                 Verdict::Dropped(reason) => counters.count(Count::Drop(reason)),
                 Verdict::Answer { to, len, count } => {
                     counters.count(count);
                     batch.answer(datagram, to, len);
                 }
+                Verdict::Parked => {
+                    counters.count(Count::Parked);
+                    shared.act(shared.core.tick(now_ms), socket, counters);
+                }
                 Verdict::Control => {
-                    for action in shared.core.control(from, &received.buffer[..len]) {
-                        match action {
-                            Action::Count(count) => counters.count(count),
-                            Action::Note(note) => shared.log(&note),
-                            Action::Send { to, bytes } => {
-                                debug_assert!(Packet::parse(&bytes).is_ok());
-                                let answer = batch.datagram(datagram);
-                                answer.buffer[..bytes.len()].copy_from_slice(&bytes);
-                                batch.answer(datagram, to, bytes.len());
-                            }
-                        }
-                    }
+                    let actions = shared.core.control(now_ms, from, &received.buffer[..len]);
+                    shared.act(actions, socket, counters);
                 }
             }
         }
@@ -375,7 +416,41 @@ fn serve(shared: &Shared, number: usize, socket: &Socket, cpu: Option<usize>) {
     }
 }
 
+/// Asks again for what other replicas did not answer.
+fn tick(shared: &Shared, socket: &Socket) {
+    let _abort = AbortOnPanic;
+    while !shared.stop.load(Relaxed) {
+        let due_ms = shared.core.due_ms();
+        thread::sleep(TICK[usize::from(due_ms.is_none())]);
+        for action in shared.core.tick(now_ms()) {
+            // Lost, if the kernel refuses it: it is asked again.
+            if let Action::Send { to, bytes } = action {
+                let _ = shared.send(socket, to, &bytes);
+            }
+        }
+    }
+}
+
 impl Shared {
+    /// Does what the state machine wants done, other than answers in their request's buffer.
+    fn act(&self, actions: Vec<Action>, socket: &Socket, counters: &Counters) {
+        for action in actions {
+            match action {
+                Action::Count(count) => counters.count(count),
+                Action::Note(note) => self.log(&note),
+                Action::Send { to, bytes } => {
+                    if self.send(socket, to, &bytes).is_err() {
+                        counters.refused();
+                    }
+                }
+            }
+        }
+    }
+
+    fn send(&self, socket: &Socket, to: Endpoint, bytes: &[u8]) -> io::Result<usize> {
+        socket.send_to(bytes, &SocketAddrV4::from(to).into())
+    }
+
     fn log(&self, note: &Note) {
         let mut last = self.refusal.lock().expect("nothing panics with the refusal locked");
         match note {
@@ -388,11 +463,13 @@ impl Shared {
                 tracing::warn!("{note}");
             }
             Note::Refused { .. } => {}
+            Note::Reset { .. } => tracing::warn!("{note}"),
+            Note::Copying { .. } | Note::Copied { .. } => tracing::info!("{note}"),
         }
     }
 
     fn stats(&self) -> Stats {
-        Stats::of(&self.core, self.listen, &self.counters)
+        Stats::of(&self.core, now_ms(), self.listen, &self.counters)
     }
 }
 

@@ -8,7 +8,10 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use underpass_protocol::replica::{Count, Replica};
+use underpass_protocol::{
+    control::Copying,
+    replica::{Count, Replica},
+};
 
 /// The counters of one thread: written by that thread alone, read by anybody.
 #[repr(align(128))]
@@ -40,6 +43,11 @@ impl Counters {
         self.batches.load(Relaxed)
     }
 
+    /// The kernel did not take a datagram.
+    pub fn refused(&self) {
+        add(&self.send_refused, 1);
+    }
+
     pub fn batch(&self, send_refused: u64) {
         add(&self.batches, 1);
         if send_refused > 0 {
@@ -63,6 +71,14 @@ pub struct Stats {
     pub index: Option<u8>,
     /// The epoch's coordinator.
     pub coordinator: Option<SocketAddrV4>,
+    /// The epoch at which that coordinator took over; 0: none.
+    pub tenure: u32,
+    /// Whether it is active: it has all that is committed. Otherwise it is a learner.
+    pub active: bool,
+    /// Milliseconds for which it may answer reads unless its lease is renewed; 0: it may not.
+    pub lease_ms: u64,
+    /// How far a learner's copying is; absent: it was not told to copy.
+    pub copying: Option<Copying>,
     /// Every write up to here is resolved on every member.
     pub stable: u64,
     /// Keys whose newest version is an item.
@@ -85,7 +101,7 @@ pub struct Stats {
 }
 
 impl Stats {
-    pub(crate) fn of(replica: &Replica, listen: SocketAddrV4, threads: &[Counters]) -> Self {
+    pub(crate) fn of(replica: &Replica, now_ms: u64, listen: SocketAddrV4, threads: &[Counters]) -> Self {
         let usage = replica.usage();
         let membership = replica.membership();
         let sum = |pick: &dyn Fn(&Counters) -> u64| threads.iter().map(pick).sum::<u64>();
@@ -101,6 +117,10 @@ impl Stats {
             epoch: membership.map_or(0, |membership| membership.epoch),
             index: membership.map(|membership| membership.index),
             coordinator: membership.map(|membership| membership.coordinator.into()),
+            tenure: membership.map_or(0, |membership| membership.tenure),
+            active: membership.is_some_and(|membership| membership.active),
+            lease_ms: membership.map_or(0, |membership| membership.lease_until_ms.saturating_sub(now_ms)),
+            copying: replica.copying(),
             stable: replica.stable(),
             items: usage.items,
             keys: usage.keys,
@@ -117,12 +137,27 @@ impl Stats {
 impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.shard, self.index, self.coordinator) {
-            (Some(shard), Some(index), Some(coordinator)) => writeln!(
-                f,
-                "replica {}: shard {shard}, epoch {}, member {index} of coordinator {coordinator}",
-                self.listen, self.epoch
-            )?,
+            (Some(shard), Some(index), Some(coordinator)) => {
+                let part = if self.active { "member" } else { "learner" };
+                writeln!(
+                    f,
+                    "replica {}: shard {shard}, epoch {}, {part} {index} of coordinator {coordinator} (since epoch {})",
+                    self.listen, self.epoch, self.tenure
+                )?;
+                match self.lease_ms {
+                    0 => writeln!(f, "lease            none: it answers no reads")?,
+                    ms => writeln!(f, "lease            {ms:>14} ms left")?,
+                }
+            }
             _ => writeln!(f, "replica {}: takes part in no shard", self.listen)?,
+        }
+        if let Some(Copying { donor, items, bytes, of, done, trouble }) = &self.copying {
+            let donor = donor.map_or("nobody".into(), |(addr, port)| format!("{addr}:{port}"));
+            let state = if *done { "done" } else { "under way" };
+            writeln!(f, "copying          {items:>14} of {of} items, {bytes} bytes, from {donor}: {state}")?;
+            if !trouble.is_empty() {
+                writeln!(f, "copying stopped  {trouble}")?;
+            }
         }
         let percent = 100.0 * self.used_bytes as f64 / self.budget_bytes as f64;
         writeln!(f, "items            {:>14}", self.items)?;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use underpass_protocol::{
-    control::{self, Configuration, Heartbeat, HeartbeatAck, Install, Installed, MemberInfo},
+    control::{self, ClusterKey, Configuration, Heartbeat, HeartbeatAck, Install, Installed, MemberInfo},
     replica::Verdict,
     wire::{Endpoint, HEADER_LEN, Header, Kind, Op, Operand, Packet, Reason, SessionId, Status},
 };
@@ -36,6 +36,14 @@ fn endpoint(socket: &UdpSocket) -> Endpoint {
     }
 }
 
+fn sealed<T: serde::Serialize>(header: Header, message: &T) -> Vec<u8> {
+    control::seal(control::emit(header, message), ClusterKey::default())
+}
+
+fn beat(stable: u64) -> Heartbeat {
+    Heartbeat { stable, time: 0, echo: None, donor: None }
+}
+
 /// Coordinator and client of one replica.
 struct Peer {
     replica: SocketAddrV4,
@@ -59,18 +67,20 @@ impl Peer {
 
     fn install(&self, incarnation: u64) -> Installed {
         let coordinator = endpoint(&self.coordinator);
-        let member =
-            MemberInfo { id: 1, incarnation, addr: *self.replica.ip(), port: self.replica.port(), active: true };
+        let (addr, port) = (*self.replica.ip(), self.replica.port());
+        let member = MemberInfo { index: 0, id: 1, incarnation, addr, port, active: true };
         let configuration = Configuration {
             shard: 2,
             epoch: EPOCH,
+            tenure: EPOCH,
+            lease_ms: 1 << 40,
             coordinator_addr: coordinator.addr,
             coordinator_port: coordinator.port,
             members: vec![member],
         };
-        let install = Install { index: 0, configuration, sessions: 1024, clean_epoch: 0 };
+        let install = Install { incarnation, index: 0, reset: false, configuration, sessions: 1024 };
         let header = Header { shard: 2, epoch: EPOCH, ..Header::new(Op::Install) };
-        let answer = self.ask(&control::emit(header, &install));
+        let answer = self.ask(&sealed(header, &install));
         let packet = Packet::parse(&answer).expect("a packet");
         assert_eq!(packet.header.op, Op::Installed);
         control::parse(&packet).expect("INSTALLED")
@@ -81,11 +91,17 @@ impl Peer {
         let told = self.install(0);
         assert_eq!((told.epoch, told.refusal.as_str()), (0, ""));
         assert_eq!(self.install(told.incarnation).epoch, EPOCH);
+        let stamp = self.heartbeat(0).stamp;
+        self.beat(Heartbeat { echo: Some(stamp), ..beat(0) });
     }
 
     fn heartbeat(&self, stable: u64) -> HeartbeatAck {
+        self.beat(beat(stable))
+    }
+
+    fn beat(&self, heartbeat: Heartbeat) -> HeartbeatAck {
         let header = Header { shard: 2, epoch: EPOCH, ..Header::new(Op::Heartbeat) };
-        let answer = self.ask(&control::emit(header, &Heartbeat { stable, time: 0 }));
+        let answer = self.ask(&sealed(header, &heartbeat));
         let packet = Packet::parse(&answer).expect("a packet");
         assert_eq!(packet.header.op, Op::HeartbeatAck);
         control::parse(&packet).expect("HEARTBEAT_ACK")
@@ -278,7 +294,7 @@ fn threads_hammered_with_duplicates_apply_each_write_once() {
                     for write in &writes {
                         let mut buffer = [0; 2048];
                         buffer[..write.len()].copy_from_slice(write);
-                        let verdict = replica.core().handle(coordinator, &mut buffer, write.len());
+                        let verdict = replica.core().handle(0, coordinator, &mut buffer, write.len());
                         assert!(matches!(verdict, Verdict::Answer { .. }), "{verdict:?}");
                         let result = &buffer[HEADER_LEN + usize::from(buffer[67])..][..8];
                         assert_eq!(result, round.to_be_bytes());
@@ -322,7 +338,7 @@ fn reads_beside_writes_and_settling_keep_their_bound() {
     let handle = |bytes: &[u8]| {
         let mut buffer = [0; 2048];
         buffer[..bytes.len()].copy_from_slice(bytes);
-        match replica.core().handle(coordinator, &mut buffer, bytes.len()) {
+        match replica.core().handle(0, coordinator, &mut buffer, bytes.len()) {
             Verdict::Answer { len, .. } => buffer[..len].to_vec(),
             other => panic!("{other:?}"),
         }
@@ -348,8 +364,7 @@ fn reads_beside_writes_and_settling_keep_their_bound() {
                     break;
                 }
                 let header = Header { shard: 2, epoch: EPOCH, ..Header::new(Op::Heartbeat) };
-                let heartbeat = Heartbeat { stable: BASE + stable, time: 0 };
-                replica.core().control(coordinator, &control::emit(header, &heartbeat));
+                replica.core().control(0, coordinator, &sealed(header, &beat(BASE + stable)));
             }
         });
         let mut read = peer.read(b"key");
@@ -432,4 +447,80 @@ fn the_control_socket_tells_the_stats_and_goes_away() {
     let _silent = UnixStream::connect(&path).expect("connects");
     replica.stop().expect("stops in order");
     assert!(!path.exists());
+}
+
+/// Copying over sockets, with chains that take datagrams of tens of kilobytes, beside the daemon's own clock and ticks.
+#[test]
+fn a_learner_copies_from_its_donor() {
+    let key = ClusterKey([1, 2]);
+    let options = || Options { cluster_key: Some(key), threads: 2, ..Options::default() };
+    let (donor, learner) = (start(options()), start(options()));
+    let peer = Peer::new(&donor);
+    let coordinator = endpoint(&peer.coordinator);
+    let member = |index: u8, replica: &Replica| MemberInfo {
+        index,
+        id: index.into(),
+        incarnation: replica.core().incarnation(),
+        addr: *replica.local_addr().ip(),
+        port: replica.local_addr().port(),
+        active: index == 0,
+    };
+    let configuration = Configuration {
+        shard: 2,
+        epoch: EPOCH,
+        tenure: EPOCH,
+        lease_ms: 1000,
+        coordinator_addr: coordinator.addr,
+        coordinator_port: coordinator.port,
+        members: vec![member(0, &donor), member(1, &learner)],
+    };
+    let tell = |replica: &Replica, bytes: Vec<u8>| {
+        let bytes = control::seal(bytes, key);
+        peer.coordinator.send_to(&bytes, replica.local_addr()).expect("loopback takes it");
+        let answer = receive(&peer.coordinator).expect("an answer");
+        assert!(control::is_sealed(&answer, key));
+        answer
+    };
+    for (index, replica) in [&donor, &learner].into_iter().enumerate() {
+        let (incarnation, configuration) = (replica.core().incarnation(), configuration.clone());
+        let install = Install { incarnation, index: index as u8, reset: false, configuration, sessions: 256 };
+        let header = Header { shard: 2, epoch: EPOCH, ..Header::new(Op::Install) };
+        // Without the key nobody is obeyed.
+        peer.coordinator.send_to(&sealed(header, &install), replica.local_addr()).expect("loopback takes it");
+        tell(replica, control::emit(header, &install));
+    }
+    let counted = |replica: &Replica, name: &str| replica.stats().counters[name];
+    assert_eq!((counted(&donor, "drop_unsealed"), counted(&learner, "drop_unsealed")), (1, 1));
+
+    for n in 0..900u64 {
+        // One chain fits a datagram, the other does not.
+        let name = match n % 9 {
+            0 if n < 300 => "tens of versions".to_owned(),
+            1 | 2 if n < 600 => "hundreds of versions".to_owned(),
+            _ => format!("key{n}"),
+        };
+        peer.ask(&peer.write(Kind::Put, name.as_bytes(), &[n as u8; 1300], n + 1, (n % 256) as u16, n + 1));
+    }
+    let header = Header { shard: 2, epoch: EPOCH, ..Header::new(Op::Heartbeat) };
+    let donor_addr = Some((*donor.local_addr().ip(), donor.local_addr().port()));
+    let mut echo = None;
+    let copied = (0..1000).find_map(|_| {
+        let answer = tell(&learner, control::emit(header, &Heartbeat { donor: donor_addr, echo, ..beat(0) }));
+        let packet = Packet::parse(&answer).expect("a packet");
+        let ack: HeartbeatAck = control::parse(&packet).expect("HEARTBEAT_ACK");
+        echo = Some(ack.stamp);
+        thread::sleep(Duration::from_millis(5));
+        ack.copying.filter(|copying| copying.done)
+    });
+    assert_eq!(copied.expect("it ends").trouble, "");
+    assert_eq!(learner.core().dump().items, donor.core().dump().items);
+    assert_eq!(learner.core().dump().sessions, donor.core().dump().sessions);
+    let stats = learner.stats();
+    assert_eq!((stats.active, stats.tenure, stats.epoch), (false, EPOCH, EPOCH));
+    assert!(stats.lease_ms > 0 && stats.copying.as_ref().is_some_and(|copying| copying.done));
+    let text = stats.to_string();
+    assert!(text.contains("learner 1 of coordinator") && text.contains(": done"), "{text}");
+    let mut dropped = stats.counters.iter().filter(|(name, _)| name.starts_with("drop_"));
+    assert!(dropped.all(|(name, &count)| count == 0 || name == "drop_unsealed" || name == "drop_unasked"));
+    learner.core().assert_accounts();
 }

@@ -320,6 +320,10 @@ impl Replica {
         let stored = self.store_fetched(role, why, &fetched, below == 0);
 
         let mut fetching = self.fetching();
+        if !fetching.questions.iter().any(|question| question.request == request) {
+            // Given up meanwhile. What was stored does no harm.
+            return dropped(Drop::Unasked);
+        }
         let mut actions = Vec::new();
         match stored {
             Ok(()) => {

@@ -357,7 +357,7 @@ impl Replica {
             since_ms: now_ms,
             lease_until_ms: AtomicU64::new(0),
             copied: AtomicBool::new(false),
-            sessions: SessionTable::new(),
+            sessions: SessionTable::default(),
             configuration,
         };
         if let Some(mut role) = role {

@@ -4,7 +4,10 @@ use std::{
     cmp::Ordering,
     mem,
     net::Ipv4Addr,
-    sync::{Mutex, MutexGuard},
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
 };
 
 use crate::wire::{Endpoint, SessionId, Status};
@@ -83,25 +86,19 @@ impl Slot {
 // What `Settings::budget_bytes` says about the table.
 const _: () = assert!(mem::size_of::<Mutex<Slot>>() == 72);
 
+#[derive(Default)]
 pub(super) struct SessionTable {
     slots: Vec<Mutex<Slot>>,
+    /// One beyond the highest index ever asked for: all records are below.
+    end: AtomicU32,
 }
 
 impl SessionTable {
-    pub fn new() -> Self {
-        Self { slots: Vec::new() }
-    }
-
     /// Makes room for so many sessions. What is held stays, beyond that number too.
     pub fn grow(&mut self, sessions: usize) {
         if sessions > self.slots.len() {
             self.slots.resize_with(sessions, Mutex::default);
         }
-    }
-
-    /// Whether no record is held.
-    pub fn is_empty(&self) -> bool {
-        self.end() == 0
     }
 
     /// Thaws every frozen write.
@@ -114,19 +111,26 @@ impl SessionTable {
     /// The slot of this index, locked; `None` beyond the table.
     pub fn lock(&self, index: u16) -> Option<MutexGuard<'_, Slot>> {
         let slot = self.slots.get(usize::from(index))?;
+        if u32::from(index) >= self.end() {
+            self.end.fetch_max(u32::from(index) + 1, Relaxed);
+        }
         Some(slot.lock().expect("a thread panicked with a session's record locked"))
     }
 
-    /// One beyond the highest index in use.
+    /// One beyond the highest index in use, or more.
     pub fn end(&self) -> u32 {
-        let used = |index: &u32| self.lock(*index as u16).is_some_and(|slot| slot.record.session != SessionId(0));
-        (0..self.slots.len() as u32).rev().find(used).map_or(0, |index| index + 1)
+        self.end.load(Relaxed)
     }
 
     /// The records in use from this index on.
     pub fn records(&self, from: u16) -> impl Iterator<Item = (u16, SessionRecord)> {
-        (from..=u16::MAX)
-            .map_while(|index| Some((index, self.lock(index)?.record)))
+        (u32::from(from)..self.end())
+            .map_while(|index| Some((index as u16, self.lock(index as u16)?.record)))
             .filter(|(_, record)| record.session != SessionId(0))
+    }
+
+    /// Whether no record is held.
+    pub fn is_empty(&self) -> bool {
+        self.records(0).next().is_none()
     }
 }

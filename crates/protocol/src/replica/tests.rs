@@ -1,7 +1,11 @@
 //! Sequential meaning of every kind against a simple model; replicas that hear the same writes in different orders; budget,
 //! sessions, installing.
 
-use std::{collections::BTreeMap, net::Ipv4Addr};
+mod configurations;
+mod copying;
+mod repair;
+
+use std::{collections::BTreeMap, net::Ipv4Addr, sync::atomic::Ordering::SeqCst};
 
 use proptest::prelude::*;
 
@@ -164,6 +168,12 @@ impl Write {
 
     fn to(&self, replica: &Replica) -> Vec<Action> {
         datagram(replica, COORDINATOR, &self.bytes())
+    }
+
+    /// Of a replica of whatever index: it must acknowledge.
+    fn outcome_any(&self, replica: &Replica) {
+        let actions = self.to(replica);
+        assert_eq!(only(&actions).1.header.op, Op::WReply);
     }
 
     /// Status and result of a write that must be acknowledged.
