@@ -382,9 +382,7 @@ fn clients(random: &mut Random, shape: &Shape) -> Vec<ClientPlan> {
     let kinds: Vec<Kind> = Kind::ALL.iter().copied().filter(|_| random.chance(700)).collect();
     let reads = random.pick(&[200, 500, 800]);
     let (puts, ttls) = (random.pick(&[200, 500]), random.pick(&[0, 0, 100, 400]));
-    // A read that does not see a pending conditional write is stamped later than that: it may find expired what the write
-    // finds alive. Until the protocol excludes that, items expire only where nothing depends on them.
-    let kinds = if kinds.is_empty() || ttls > 0 { vec![Kind::Put] } else { kinds };
+    let kinds = if kinds.is_empty() { vec![Kind::Put] } else { kinds };
     let patience = random.pick(&[shape.timing.lease / 4, shape.timing.lease, 4 * shape.timing.lease]);
     let most = random.pick(&[20, 60, 120]);
     let count = (1 + u64::from(shape.shards)).max(random.between(2, 4));
