@@ -4,7 +4,7 @@
 //! Everything that plays clients and replicas lives on core 1.
 
 use std::{
-    net::{Ipv4Addr, UdpSocket},
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
     os::fd::OwnedFd,
     process::{self, Command},
     sync::{
@@ -17,7 +17,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use underpass_protocol::{
-    control::{self, Heartbeat, HeartbeatAck, Install, Installed, OPEN_PADDING, Open, Opened},
+    control::{self, OPEN_PADDING, Open, Opened},
+    replica::{Action, Event, Replica, Settings},
     wire::{DATAGRAM_MAX, Endpoint, Header, Op, Packet, Reason, SessionId},
 };
 
@@ -418,8 +419,9 @@ impl Replicas {
                 let socket = bind(netns, addresses.replica(index))?;
                 let stop = stop.clone();
                 Ok(thread::Builder::new().name("replica".into()).spawn(move || {
+                    let (mut replica, start) = (new_replica(1), Instant::now());
                     while !stop.load(Ordering::Relaxed) {
-                        answer_control(&socket);
+                        answer_control(&socket, &mut replica, start);
                     }
                 })?)
             })
@@ -437,36 +439,31 @@ impl Drop for Replicas {
     }
 }
 
-/// One life for all: nothing is kept, so nothing is lost when a coordinator comes anew.
-const INCARNATION: u64 = 1;
-
-fn answer_control(socket: &UdpSocket) {
+/// Hears what is for it, once.
+fn answer_control(socket: &UdpSocket, replica: &mut Replica, start: Instant) {
     let mut buffer = [0; DATAGRAM_MAX];
-    let Ok((len, from)) = socket.recv_from(&mut buffer) else { return };
+    let Ok((len, SocketAddr::V4(from))) = socket.recv_from(&mut buffer) else { return };
     let Ok(packet) = Packet::parse(&buffer[..len]) else { return };
-    let mut header = packet.header;
-    let answer = match header.op {
-        Op::Install => {
-            let Some(install) = control::parse::<Install>(&packet) else { return };
-            let member = install.configuration.members.get(usize::from(install.index));
-            let named = member.is_some_and(|member| member.incarnation == INCARNATION);
-            let epoch = if named { install.configuration.epoch } else { 0 };
-            header.op = Op::Installed;
-            let installed = Installed { incarnation: INCARNATION, epoch, refusal: String::new(), items: 0 };
-            control::emit(header, &installed)
+    if !packet.header.op.is_control() {
+        return;
+    }
+    // Each coordinator comes with a shard that is on no record yet: what there was before is given up.
+    let anew = packet.header.op == Op::Install && packet.header.epoch == 0;
+    if anew && replica.membership().is_some() {
+        *replica = new_replica(replica.incarnation() + 1);
+    }
+    let event = Event::Datagram { from: from.into(), bytes: &buffer[..len] };
+    for action in replica.step(1 + start.elapsed().as_millis() as u64, event) {
+        if let Action::Send { to, bytes } = action {
+            // A lost answer is asked for again.
+            let _ = socket.send_to(&bytes, std::net::SocketAddrV4::from(to));
         }
-        Op::Heartbeat => {
-            if control::parse::<Heartbeat>(&packet).is_none() {
-                return;
-            }
-            header.op = Op::HeartbeatAck;
-            let ack = HeartbeatAck { incarnation: INCARNATION, used_bytes: 0, budget_bytes: 1 << 40, items: 0 };
-            control::emit(header, &ack)
-        }
-        _ => return,
-    };
-    // A lost answer is asked for again.
-    let _ = socket.send_to(&answer, from);
+    }
+}
+
+/// A replica that never gets a write: sinks take them.
+fn new_replica(incarnation: u64) -> Replica {
+    Replica::new(Settings::simulated(incarnation, 1 << 20))
 }
 
 /// Runs `underpass` with these arguments in a namespace, on the coordinator's core.

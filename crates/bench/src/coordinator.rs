@@ -169,6 +169,8 @@ impl Underpass {
         }
         // A long run leaves sessions without a request of their own for a while.
         command.args(["--idle-ms", "600000"]);
+        // The sinks' agents share a core with a generator that never rests: they are late, not lost.
+        command.args(["--suspect-ms", "10000", "--lost-ms", "30000", "--lease-ms", "50000"]);
         command.arg("--state").arg(directory.path.join("state"));
         command.arg("--control").arg(directory.path.join("control.sock"));
         let daemon = Daemon::start(format!("the coordinator ({})", self.name()), command, directory.path.join("log"))?;

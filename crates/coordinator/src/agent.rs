@@ -1,10 +1,10 @@
-//! The agent: one thread that decides, beside a data path that acts.
+//! The agent's process: one thread that drives the pure [`underpass_protocol::agent::Agent`] beside a data path.
 //!
-//! It takes an epoch from the authority, has the replicas take part, opens, ages and closes sessions, tells replicas what is
-//! stable, takes reads away from replicas that are silent, and stops in order. protocol.md, sections 5 and 10.
+//! It hands it control datagrams, the authority's notices, the operator's commands and the time, and does what it says. What
+//! the pure agent does not know of is here: next hops, clocks, and how a process begins and ends.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::Ipv4Addr,
     os::fd::AsFd,
     sync::{
@@ -15,62 +15,54 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail};
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::eventfd::{EfdFlags, EventFd},
 };
 use tracing::{debug, error, info, warn};
-use underpass_abi::{abi::up_config, wire::UP_EPOCH_SHIFT};
+use underpass_authority::{Authority, MemoryAuthority, Notice, Record, Request, StoreOutcome};
 use underpass_datapath::{attach, features::transmits_redirected, next_hop::NextHops};
 use underpass_protocol::{
-    control::{self, Closed, HeartbeatAck, Installed, OPEN_PADDING, Opened},
-    coordinator::{CloseOutcome, Settings, opened},
-    wire::{Endpoint, Header, Op, Packet, Reason, SessionId},
+    agent::{self, Action, Event, Level, Wanted},
+    coordinator,
+    wire::Endpoint,
 };
 
 use crate::{
-    authority::{Authority, FileAuthority, MemoryAuthority, Record},
-    clock::{now_ms, time_offset_ms},
-    config::{Config, DataPathKind, Mode, WritePath},
+    admin::{Answer, Command, Request as AdminRequest, Server},
+    clock::{Suspension, now_ms, wall_offset_ms},
+    config::{Config, DataPathKind, Mode, Shard, WritePath},
     counters,
     datapath::{ControlPort, DataPath},
-    members::{Event, Members, Phase},
-    sessions::{COUNTER_MAX, NoSession, Open, Sessions},
     socket::SocketPath,
-    stats::{MemberStats, Server, ShardStats, Stats},
+    stats::Stats,
     xdp::{XdpDataPath, XdpOptions},
 };
 
-/// Generations reserved in the authority's record at a time.
-const GENERATION_BLOCK: u32 = 1 << 16;
-/// Time between looks for idle sessions.
-const SWEEP_MS: u64 = 1000;
-/// Time between looks at members that are to be installed, are silent, or whose next hop is not known.
-const TICK_MS: u64 = 10;
 /// Time between attempts to resolve a next hop.
 const PROBE_MS: u64 = 1000;
-/// Control packets handled between two looks at the clock.
+/// Control packets handled between two looks at everything else.
 const CONTROL_BURST: usize = 256;
-/// How long a clean stop waits for unresolved writes.
-const DRAIN_MS: u64 = 3000;
-/// While it waits: how long retransmissions may pass, then how long nothing may.
-/// The lease of a coordinator that is alone: there is no other that it could overlap with (protocol.md, section 7).
-const LEASE_FOR_EVER: u64 = u64::MAX;
+/// How long a stop waits until it is on record that nothing is served any more.
+const STOP_MS: u64 = 2000;
+/// How long the role is left to others after a hand-over.
+const LEAVE_TO: Duration = Duration::from_secs(10);
+/// Number of the driver's own compare-and-swap, which makes a record; the pure agent's count from 1.
+const CREATE: u64 = 0;
 
 /// How an agent ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StopReport {
-    /// Every shard that served ended with every write resolved, and this is on record.
-    pub clean: bool,
-    /// Unresolved writes by shard, of those that did not.
-    pub unresolved: Vec<(u32, u32)>,
+    /// It is on record that nothing is served any more: whoever takes over need not wait for leases.
+    pub recorded: bool,
 }
 
-enum Command {
+enum Order {
     Stats(SyncSender<Result<Stats>>),
-    OpenSessions { shard: u32, clients: Vec<Endpoint>, reply: SyncSender<Result<Vec<Open>>> },
+    Change { shard: u32, command: Command, reply: SyncSender<Result<String, String>> },
     Stop,
+    Leave,
     Abandon,
 }
 
@@ -79,48 +71,51 @@ pub struct Agent;
 
 /// A running agent. Dropped without [`AgentHandle::stop`], it is stopped all the same.
 pub struct AgentHandle {
-    commands: Sender<Command>,
+    orders: Sender<Order>,
     wake: Arc<EventFd>,
     thread: Option<JoinHandle<Result<StopReport>>>,
     listen: Endpoint,
 }
 
 impl Agent {
-    /// Starts an agent with the data path that `config` names, in the calling thread's network namespace. When it returns,
-    /// the address is bound; the shards serve once every replica takes part.
+    /// Starts an agent with the data path and the authority that `config` names, in the calling thread's network namespace.
+    /// When it returns, the address is bound; each shard is served when its replicas take part and this agent has the role.
     ///
     /// # Errors
     /// The configuration cannot be meant, or what it needs is not there: says which and what to do.
     pub fn start(config: Config) -> Result<AgentHandle> {
-        Self::start_with(config, open_datapath)
+        let authority = config.authority.clone();
+        Self::start_with(config, move |me| match authority {
+            Some(authority) => underpass_authority::open(&authority, me),
+            None => Ok(Box::new(MemoryAuthority::new(me))),
+        })
     }
 
-    /// The same with a data path of the caller's, made on the agent's thread.
+    /// The same with an authority of the caller's, connected under the agent's address.
     pub fn start_with(
         config: Config,
-        datapath: impl FnOnce(&Config, Settings) -> Result<Box<dyn DataPath>> + Send + 'static,
+        authority: impl FnOnce(Endpoint) -> Result<Box<dyn Authority>> + Send + 'static,
     ) -> Result<AgentHandle> {
         config.validate()?;
-        let (commands, inbox) = channel();
+        let (orders, inbox) = channel();
         let wake = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?);
         let (started, starting) = sync_channel(1);
         let thread = std::thread::Builder::new().name("agent".to_owned()).spawn({
             let wake = wake.clone();
             move || {
-                let mut agent = match Loop::new(config, datapath, inbox, wake) {
-                    Ok(agent) => agent,
+                let driver = match Driver::new(config, authority, inbox, wake) {
+                    Ok(driver) => driver,
                     Err(error) => {
                         let _ = started.send(Err(error));
-                        return Ok(StopReport { clean: true, unresolved: Vec::new() });
+                        return Ok(StopReport { recorded: true });
                     }
                 };
-                let _ = started.send(Ok(agent.datapath.listen()));
-                let ended = agent.run()?;
-                agent.finish(ended)
+                let _ = started.send(Ok(driver.datapath.listen()));
+                driver.run()
             }
         })?;
         match starting.recv() {
-            Ok(Ok(listen)) => Ok(AgentHandle { commands, wake, thread: Some(thread), listen }),
+            Ok(Ok(listen)) => Ok(AgentHandle { orders, wake, thread: Some(thread), listen }),
             Ok(Err(error)) => {
                 let _ = thread.join();
                 Err(error)
@@ -130,7 +125,7 @@ impl Agent {
     }
 }
 
-fn open_datapath(config: &Config, settings: Settings) -> Result<Box<dyn DataPath>> {
+fn open_datapath(config: &Config, settings: coordinator::Settings) -> Result<Box<dyn DataPath>> {
     match config.datapath {
         DataPathKind::Socket => Ok(Box::new(SocketPath::start(config.listen, &config.cpus, settings)?)),
         DataPathKind::Xdp => {
@@ -143,7 +138,7 @@ fn open_datapath(config: &Config, settings: Settings) -> Result<Box<dyn DataPath
                     Mode::Generic => attach::Mode::Generic,
                 },
                 write_path: config.write_path,
-                pinned: config.state.is_some(),
+                pinned: config.authority.is_some(),
                 settings,
             })?;
             let broadcasts = config.mode == Mode::Native && config.write_path == WritePath::Broadcast;
@@ -183,31 +178,34 @@ impl AgentHandle {
     }
 
     /// What it tells about itself.
+    ///
+    /// # Errors
+    /// It has ended, or its data path's counters cannot be read.
     pub fn stats(&self) -> Result<Stats> {
         let (reply, answer) = sync_channel(1);
-        self.command(Command::Stats(reply))?;
+        self.order(Order::Stats(reply))?;
         answer.recv().map_err(|_| anyhow!("the agent has ended"))?
     }
 
-    /// Opens a session for each of `clients`, past the handshake: for benchmarks whose clients are packet generators.
+    /// Has it change a shard, and waits for that; what was done.
     ///
     /// # Errors
-    /// Unknown shard, or no free session; those opened before stay open.
-    pub fn open_sessions(&self, shard: u32, clients: &[Endpoint]) -> Result<Vec<Open>> {
+    /// It has ended; or what it has against it.
+    pub fn change(&self, shard: u32, command: Command) -> Result<String> {
         let (reply, answer) = sync_channel(1);
-        self.command(Command::OpenSessions { shard, clients: clients.to_vec(), reply })?;
-        answer.recv().map_err(|_| anyhow!("the agent has ended"))?
+        self.order(Order::Change { shard, command, reply })?;
+        answer.recv().map_err(|_| anyhow!("the agent has ended"))?.map_err(anyhow::Error::msg)
     }
 
-    /// Waits until every shard serves.
+    /// Waits until every shard is served here, with a lease.
     ///
     /// # Errors
-    /// They do not in time; says what they wait for.
+    /// They are not in time; says what they wait for.
     pub fn wait_serving(&self, timeout: Duration) -> Result<()> {
         let deadline = Instant::now() + timeout;
         loop {
             let stats = self.stats()?;
-            if stats.shards.iter().all(|shard| shard.state == "serving") {
+            if stats.shards.iter().all(|shard| shard.lease_left_ms.is_some_and(|left_ms| left_ms > 0)) {
                 return Ok(());
             }
             if Instant::now() >= deadline {
@@ -222,25 +220,37 @@ impl AgentHandle {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Stops in order (protocol.md, section 10): takes no new writes, waits for those under way, records whether the epoch
-    /// is clean, detaches.
+    /// Serves nothing any more, has that recorded if the authority answers in time, and detaches. What replicas hold stays
+    /// with them.
+    ///
+    /// # Errors
+    /// Why it ended before.
     pub fn stop(mut self) -> Result<StopReport> {
-        self.end(Command::Stop)
+        self.end(Order::Stop)
+    }
+
+    /// Ends, and leaves tables that can outlive this process at work, for an agent that goes on with them within a lease. Where
+    /// they cannot, this is [`AgentHandle::stop`].
+    ///
+    /// # Errors
+    /// Why it ended before.
+    pub fn leave(mut self) -> Result<StopReport> {
+        self.end(Order::Leave)
     }
 
     /// Ends as a crash does: nothing is waited for, recorded or detached.
     pub fn abandon(mut self) {
-        let _ = self.end(Command::Abandon);
+        let _ = self.end(Order::Abandon);
     }
 
-    fn command(&self, command: Command) -> Result<()> {
-        self.commands.send(command).map_err(|_| anyhow!("the agent has ended"))?;
+    fn order(&self, order: Order) -> Result<()> {
+        self.orders.send(order).map_err(|_| anyhow!("the agent has ended"))?;
         self.wake.write(1).context("waking the agent")?;
         Ok(())
     }
 
-    fn end(&mut self, command: Command) -> Result<StopReport> {
-        let _ = self.command(command);
+    fn end(&mut self, order: Order) -> Result<StopReport> {
+        let _ = self.order(order);
         let thread = self.thread.take().expect("ended once");
         thread.join().map_err(|_| anyhow!("the agent's thread panicked"))?
     }
@@ -249,167 +259,155 @@ impl AgentHandle {
 impl Drop for AgentHandle {
     fn drop(&mut self) {
         if self.thread.is_some()
-            && let Err(error) = self.end(Command::Stop)
+            && let Err(error) = self.end(Order::Stop)
         {
             error!("stopping the coordinator: {error:#}");
         }
     }
 }
 
-/// A shard and what the data path was told about it.
-struct Served {
-    members: Members,
-    floor: u64,
-    next_hops: Vec<Option<[u8; 6]>>,
-    stable: u64,
-    unresolved: u32,
+/// Who waits for the answer to a command.
+enum Asker {
+    Socket(u64),
+    Caller(SyncSender<Result<String, String>>),
 }
 
-/// A stop under way: no new writes, until none is under way or this moment has come.
-struct Draining {
-    until_ms: u64,
+/// What the driver knows of a shard's record.
+struct Known {
+    shard: Shard,
+    /// Latest seen, or about to be stored.
+    record: Option<Record>,
 }
 
-/// Why the loop ended.
-enum Ended {
-    Stopped,
-    Abandoned,
-}
-
-struct Loop {
+struct Driver {
+    agent: agent::Agent,
     config: Config,
     datapath: Box<dyn DataPath>,
     control: ControlPort,
     authority: Box<dyn Authority>,
-    sessions: Sessions,
-    /// Generations below this are reserved in the records.
-    reserved: u32,
-    /// From CLOCK_MONOTONIC to the packets' time.
-    time_offset_ms: i64,
-    shards: Vec<Served>,
+    shards: BTreeMap<u32, Known>,
+    /// Shards whose role is held.
+    roles: BTreeSet<u32>,
     next_hops: Option<NextHops>,
-    server: Option<Server>,
-    inbox: Receiver<Command>,
-    wake: Arc<EventFd>,
-    draining: Option<Draining>,
-    started_ms: u64,
-    heartbeat_ms: u64,
-    sweep_ms: u64,
-    tick_ms: u64,
+    /// By host; `None`: not known.
+    hops: BTreeMap<Ipv4Addr, Option<[u8; 6]>>,
+    /// What was said about next hops last.
+    said: BTreeMap<Ipv4Addr, String>,
     probe_ms: u64,
-    /// What was said about next hops last, by member.
-    said: BTreeMap<Endpoint, String>,
+    server: Option<Server>,
+    inbox: Receiver<Order>,
+    wake: Arc<EventFd>,
+    askers: BTreeMap<u64, Asker>,
+    asked: u64,
+    suspension: Suspension,
+    started_ms: u64,
+    /// A stop is under way until this moment.
+    stopping_ms: Option<u64>,
+    resigned: bool,
 }
 
-impl Loop {
+impl Driver {
     fn new(
         config: Config,
-        datapath: impl FnOnce(&Config, Settings) -> Result<Box<dyn DataPath>>,
-        inbox: Receiver<Command>,
+        authority: impl FnOnce(Endpoint) -> Result<Box<dyn Authority>>,
+        inbox: Receiver<Order>,
         wake: Arc<EventFd>,
     ) -> Result<Self> {
-        let mut authority: Box<dyn Authority> = match &config.state {
-            Some(directory) => Box::new(FileAuthority::open(directory)?),
-            None => Box::new(MemoryAuthority::default()),
-        };
-        let record = |authority: &dyn Authority, id| authority.load(id).cloned().unwrap_or_else(|| Record::new(id));
-        let reached_ms = config.shards.iter().map(|shard| record(&*authority, shard.id).time_ms).max().unwrap_or(0);
-        let bucket_key = random::<32>()?;
-        let settings = Settings {
-            buckets: config.buckets,
-            sessions: config.sessions,
-            bucket_key: std::array::from_fn(|i| (bucket_key[i / 2] >> (32 * (i % 2))) as u32),
-            fingerprint_key: random()?,
-        };
-        let mut datapath = datapath(&config, settings)?;
+        let cluster_key = config.cluster_key()?;
+        let suspension = Suspension::new();
+        // What can fail for its configuration comes before the data path, which is not to be attached in vain. With port 0 the
+        // address is known only after it.
         let server = config.control.as_deref().map(Server::bind).transpose()?;
-        let now_ms = now_ms();
-        let adopted = datapath.adopted()?;
-        for left in &adopted {
-            check_adopted(&config, &*authority, left)?;
-        }
-        let time_offset_ms = adopted.first().map_or_else(|| time_offset_ms(reached_ms), |left| left.time_offset_ms);
-        let is_adopted = |id: u32| adopted.iter().find(|left| left.shard == id);
-
-        let counter = config.shards.iter().filter(|shard| is_adopted(shard.id).is_some());
-        let counter = counter.map(|shard| record(&*authority, shard.id).generations).max().unwrap_or(0);
-        let secrets = Box::new(|| random().expect("the kernel's random numbers were there a moment ago"));
-        let mut sessions = Sessions::new(now_ms, datapath.session_count(), counter, secrets);
-        if !adopted.is_empty() {
-            let count = datapath.session_count() as usize;
-            datapath.records(count, &mut |index, record| sessions.adopt(index, record))?;
-        }
-        let reserved = counter + GENERATION_BLOCK;
-        let mut shards = Vec::new();
-        for shard in &config.shards {
-            let before = record(&*authority, shard.id);
-            let left = is_adopted(shard.id);
-            let mut record = if left.is_some() { before.taken_over() } else { before.next_epoch()? };
-            record.generations = reserved;
-            record.served |= config.assume_installed;
-            authority.store(record.clone())?;
-            let mut members = Members::new(shard, datapath.listen(), datapath.session_count(), &record, now_ms);
-            let mut floor = u64::from(record.epoch) << UP_EPOCH_SHIFT;
-            if let Some(left) = left {
-                members.take_over(now_ms);
-                floor = left.floor;
-                info!("shard {}: takes over the tables of epoch {}", shard.id, record.epoch);
-            } else if config.assume_installed {
-                members.assume_installed();
+        let mut connect = Some(authority);
+        let mut connect = |me| connect.take().expect("connected once")(me);
+        let authority = if config.listen.port == 0 { None } else { Some(connect(config.listen)?) };
+        let bucket_key = random::<32>()?;
+        let mut datapath = open_datapath(
+            &config,
+            coordinator::Settings {
+                buckets: config.buckets,
+                sessions: config.sessions,
+                bucket_key: std::array::from_fn(|i| (bucket_key[i / 2] >> (32 * (i % 2))) as u32),
+                fingerprint_key: random()?,
+            },
+        )?;
+        for left in datapath.adopted()? {
+            if config.shards.iter().all(|shard| shard.id != left.shard) {
+                warn!("an agent before left shard {} at work, which this one does not serve: ends it", left.shard);
+                datapath.clear(left.shard)?;
             }
-            let next_hops = vec![None; shard.members.len()];
-            shards.push(Served { members, floor, next_hops, stable: 0, unresolved: 0 });
         }
-        let next_hops = match datapath.device() {
-            Some(ifindex) => Some(NextHops::new(ifindex).context("asking the kernel about next hops")?),
-            None => None,
-        };
+        let listen = datapath.listen();
+        let authority = authority.map_or_else(|| connect(listen), Ok)?;
+        let next_hops =
+            datapath.device().map(NextHops::new).transpose().context("asking the kernel about next hops")?;
         let control = datapath.take_control();
+        let now_ms = now_ms();
+        let settings = agent::Settings {
+            listen,
+            cluster_key,
+            heartbeat_ms: config.heartbeat_ms,
+            suspect_ms: config.suspect_ms,
+            lost_ms: config.lost_ms,
+            reach_ms: config.reach_ms,
+            stuck_ms: config.stuck_ms,
+            idle_ms: config.idle_ms,
+            wall_offset_ms: wall_offset_ms(),
+            random: Box::new(|| random::<1>().expect("the kernel's random numbers were there a moment ago")[0]),
+        };
+        let ids: Vec<u32> = config.shards.iter().map(|shard| shard.id).collect();
+        let agent = agent::Agent::new(settings, &ids, datapath.session_count(), now_ms);
         info!(
-            "coordinator {} ({}, {}): shards: {}, sessions: up to {}",
-            datapath.listen(),
+            "coordinator {listen} ({}, {}): authority: {}, shards: {}, sessions: up to {}",
             datapath.name(),
             datapath.mode(),
-            shards.len(),
+            authority.name(),
+            ids.len(),
             datapath.session_count()
         );
-        let mut agent = Self {
+        for &shard in &ids {
+            authority.request(Request::Load { shard });
+            authority.request(Request::Campaign { shard });
+        }
+        Ok(Self {
+            agent,
+            shards: config
+                .shards
+                .iter()
+                .map(|shard| (shard.id, Known { shard: shard.clone(), record: None }))
+                .collect(),
             config,
             datapath,
             control,
             authority,
-            sessions,
-            reserved,
-            time_offset_ms,
-            shards,
+            roles: BTreeSet::new(),
             next_hops,
+            hops: BTreeMap::new(),
+            said: BTreeMap::new(),
+            probe_ms: now_ms,
             server,
             inbox,
             wake,
-            draining: None,
+            askers: BTreeMap::new(),
+            asked: 0,
+            suspension,
             started_ms: now_ms,
-            heartbeat_ms: now_ms,
-            sweep_ms: now_ms + SWEEP_MS,
-            tick_ms: now_ms,
-            probe_ms: now_ms,
-            said: BTreeMap::new(),
-        };
-        agent.resolve(now_ms)?;
-        for at in 0..agent.shards.len() {
-            if agent.shards[at].members.phase() == Phase::Serving {
-                agent.configure(at)?;
-            }
-        }
-        Ok(agent)
+            stopping_ms: None,
+            resigned: false,
+        })
     }
 
-    fn run(&mut self) -> Result<Ended> {
+    /// An error ends the process as a crash does: what outlives one is left.
+    fn run(mut self) -> Result<StopReport> {
         let mut buffer = Vec::new();
         loop {
             self.wait()?;
+            if self.suspension.has_been() {
+                self.step(Event::Suspended)?;
+            }
             for _ in 0..CONTROL_BURST {
                 match self.control.receive(&mut buffer) {
-                    Ok(Some(from)) => self.control_packet(from, &buffer)?,
+                    Ok(Some(from)) => self.step(Event::Datagram { from, bytes: &buffer })?,
                     Ok(None) => break,
                     Err(error) => {
                         warn!("receiving control packets: {error}");
@@ -417,491 +415,279 @@ impl Loop {
                     }
                 }
             }
+            while let Some(notice) = self.authority.try_next() {
+                self.notice(notice)?;
+            }
             let _ = self.wake.read();
-            while let Ok(command) = self.inbox.try_recv() {
-                match command {
-                    Command::Stats(reply) => drop(reply.send(self.stats())),
-                    Command::OpenSessions { shard, clients, reply } => {
-                        drop(reply.send(self.open_many(shard, &clients)))
+            while let Ok(order) = self.inbox.try_recv() {
+                match order {
+                    Order::Stats(reply) => drop(reply.send(self.stats())),
+                    Order::Change { shard, command, reply } => self.change(shard, command, Asker::Caller(reply))?,
+                    Order::Leave if self.datapath.outlives_process() => {
+                        info!("leaves its tables at work, for the agent that comes next");
+                        return Ok(StopReport { recorded: false });
                     }
-                    Command::Stop if self.draining.is_none() => self.start_draining()?,
-                    Command::Stop => {}
-                    Command::Abandon => return Ok(Ended::Abandoned),
+                    Order::Stop | Order::Leave => self.stop()?,
+                    Order::Abandon => return Ok(StopReport { recorded: false }),
                 }
             }
-            if let Some(mut server) = self.server.take() {
-                server.serve(&mut || self.stats());
-                self.server = Some(server);
-            }
+            self.serve_admin()?;
             let now_ms = now_ms();
             if self.next_hops.as_mut().is_some_and(NextHops::poll_changes) || now_ms >= self.probe_ms {
-                self.resolve(now_ms)?;
+                self.resolve(now_ms);
             }
-            if now_ms >= self.tick_ms {
-                self.tick_ms = now_ms + TICK_MS;
-                self.tick(now_ms)?;
+            if now_ms >= self.agent.due() {
+                self.step(Event::Tick)?;
             }
-            if now_ms >= self.heartbeat_ms {
-                self.heartbeat(now_ms)?;
-                if self.drained(now_ms) {
-                    return Ok(Ended::Stopped);
+            if let Some(until_ms) = self.stopping_ms
+                && (self.has_left() || now_ms >= until_ms)
+            {
+                let recorded = self.agent.has_stopped();
+                if !recorded {
+                    warn!("ends without a record of it: whoever takes over waits for a lease");
                 }
-            }
-            if now_ms >= self.sweep_ms {
-                self.sweep_ms = now_ms + SWEEP_MS;
-                self.sessions.rotate(now_ms);
-                self.sweep(now_ms)?;
+                self.datapath.stop()?;
+                return Ok(StopReport { recorded });
             }
         }
     }
 
     /// Waits for something to do.
     fn wait(&self) -> Result<()> {
-        let now_ms = now_ms();
-        let next_ms = [self.heartbeat_ms, self.sweep_ms, self.tick_ms].into_iter().min().expect("three timers");
-        let timeout = PollTimeout::from(next_ms.saturating_sub(now_ms).min(1000) as u16);
+        let next_ms = self.agent.due().min(self.probe_ms);
+        let timeout = PollTimeout::from(next_ms.saturating_sub(now_ms()).min(1000) as u16);
         let mut fds = vec![
             PollFd::new(self.control.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.authority.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.wake.as_fd(), PollFlags::POLLIN),
         ];
         fds.extend(self.next_hops.iter().map(|hops| PollFd::new(hops.as_fd(), PollFlags::POLLIN)));
-        fds.extend(self.server.iter().flat_map(Server::fds).map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+        fds.extend(self.server.iter().flat_map(Server::fds));
         match poll(&mut fds, timeout) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
             Err(error) => Err(error).context("waiting for control packets"),
         }
     }
 
-    fn send(&self, datagram: &[u8], to: Endpoint) {
-        if let Err(error) = self.control.send(datagram, to) {
-            // Lost like any datagram: whoever waits for it asks again, and silence is noticed.
-            debug!("sending to {to}: {error}");
-        }
-    }
-
-    fn shard_index(&self, shard: u32) -> Option<usize> {
-        self.shards.iter().position(|served| served.members.shard() == shard)
-    }
-
-    // Configurations.
-
-    /// Tells the data path what is so now of a shard that serves.
-    fn configure(&mut self, at: usize) -> Result<()> {
-        let served = &self.shards[at];
-        let mut config = served.members.config(served.floor, LEASE_FOR_EVER, &served.next_hops);
-        config.time_offset_ms = self.time_offset_ms;
-        if self.draining.is_some() {
-            config.refuse_writes = Reason::Lease.to_wire();
-        }
-        self.datapath.configure(&config).with_context(|| format!("configuring shard {}", config.shard))
-    }
-
-    fn act_on(&mut self, at: usize, event: Event) -> Result<()> {
-        match event {
-            Event::None => Ok(()),
-            Event::Known => {
-                let shard = self.shards[at].members.shard();
-                let record = self.authority.load(shard).cloned().expect("stored at the start");
-                let configuration = Some(self.shards[at].members.configuration());
-                self.authority.store(Record { configuration, ..record })?;
-                let event = self.shards[at].members.install(now_ms());
-                self.send_installs(at, now_ms());
-                self.act_on(at, event)
-            }
-            Event::TookPart => {
-                // On record before the first write can be ordered.
-                let shard = self.shards[at].members.shard();
-                let record = self.authority.load(shard).cloned().expect("stored at the start");
-                self.authority.store(Record { served: true, ..record })?;
-                self.configure(at)?;
-                info!("shard {shard} serves in epoch {}", self.shards[at].members.epoch());
-                Ok(())
-            }
-            Event::Changed => self.configure(at),
-        }
-    }
-
-    fn send_installs(&mut self, at: usize, now_ms: u64) {
-        for (to, datagram) in self.shards[at].members.tick(now_ms) {
-            self.send(&datagram, to);
-        }
-    }
-
-    fn tick(&mut self, now_ms: u64) -> Result<()> {
-        for at in 0..self.shards.len() {
-            if self.draining.is_none() {
-                self.send_installs(at, now_ms);
-            }
-            if !self.config.assume_installed {
-                let event = self.shards[at].members.check_silence(now_ms);
-                self.act_on(at, event)?;
+    /// Has the pure agent take an event, and does what it says.
+    fn step(&mut self, event: Event<'_>) -> Result<()> {
+        for action in self.agent.step(now_ms(), event, &mut *self.datapath)? {
+            match action {
+                Action::Send { to, bytes } => {
+                    if let Err(error) = self.control.send(&bytes, to) {
+                        // Lost like any datagram: whoever waits for it asks again, and silence is noticed.
+                        debug!("sending to {to}: {error}");
+                    }
+                }
+                Action::Store { shard, id, expected, record } => {
+                    self.know(shard, &record);
+                    self.authority.request(Request::Store { shard, id, expected, record });
+                }
+                Action::Load { shard } => self.authority.request(Request::Load { shard }),
+                Action::Resign { shard } => self.authority.request(Request::Resign { shard, leave_to: LEAVE_TO }),
+                Action::Reply { id, result } => match self.askers.remove(&id) {
+                    Some(Asker::Caller(reply)) => drop(reply.send(result)),
+                    Some(Asker::Socket(number)) => {
+                        let answer = result.map_or_else(Answer::Refused, Answer::Done);
+                        self.server.iter_mut().for_each(|server| server.answer(number, &answer));
+                    }
+                    None => {}
+                },
+                Action::Log { level: Level::Info, what } => info!("{what}"),
+                Action::Log { level: Level::Warn, what } => warn!("{what}"),
+                Action::Log { level: Level::Error, what } => error!("{what}"),
             }
         }
         Ok(())
     }
 
+    // The authority.
+
+    fn notice(&mut self, notice: Notice) -> Result<()> {
+        match notice {
+            Notice::Record { shard, revision, record } => {
+                let Some(known) = self.shards.get(&shard) else { return Ok(()) };
+                if known.record.is_none() {
+                    match &record {
+                        None if !known.shard.members.is_empty() => {
+                            self.create(shard);
+                            return Ok(());
+                        }
+                        None => {}
+                        Some(record) => self.compare(&known.shard, record),
+                    }
+                }
+                if let Some(record) = &record {
+                    self.know(shard, record);
+                }
+                self.step(Event::Record { shard, revision, record })
+            }
+            Notice::Stored { shard, id: CREATE, outcome } => match outcome {
+                StoreOutcome::Stored(revision) => {
+                    let record = self.shards.get(&shard).and_then(|known| known.record.clone());
+                    self.step(Event::Record { shard, revision, record })
+                }
+                // The record, or that there still is none, follows.
+                StoreOutcome::Conflict => {
+                    self.forget(shard);
+                    Ok(())
+                }
+                StoreOutcome::Unknown(why) => {
+                    warn!("shard {shard}: whether its record was made is not known ({why})");
+                    self.forget(shard);
+                    Ok(())
+                }
+            },
+            Notice::Stored { shard, id, outcome } => self.step(Event::Stored { shard, id, outcome }),
+            Notice::Role { shard, held } => {
+                if held {
+                    self.roles.insert(shard);
+                } else {
+                    self.roles.remove(&shard);
+                }
+                self.step(Event::Role { shard, held })
+            }
+            Notice::Trouble { what } => {
+                error!("authority: {what}");
+                Ok(())
+            }
+            Notice::Recovered { what } => {
+                info!("authority: {what} works again");
+                Ok(())
+            }
+        }
+    }
+
+    /// Makes the record of a shard that has none, from the configuration.
+    fn create(&mut self, shard: u32) {
+        let members = self.shards[&shard].shard.members.iter().zip(0..);
+        let wanted = members.map(|(at, id)| Wanted { id, addr: at.addr, port: at.port, replaces: None });
+        let record = Record { lease_ms: self.config.lease_ms, ..Record::new(shard, wanted.collect()) };
+        info!("shard {shard}: has no record; makes one, with {} replicas", record.wanted.len());
+        self.know(shard, &record);
+        self.authority.request(Request::Store { shard, id: CREATE, expected: 0, record });
+    }
+
+    /// Says where the record differs from the configuration.
+    fn compare(&self, configured: &Shard, record: &Record) {
+        let shard = configured.id;
+        let on_record: BTreeSet<Endpoint> = record.wanted.iter().map(Wanted::endpoint).collect();
+        let here: BTreeSet<Endpoint> = configured.members.iter().copied().collect();
+        if !here.is_empty() && here != on_record {
+            let list = |all: &BTreeSet<Endpoint>| all.iter().map(Endpoint::to_string).collect::<Vec<_>>().join(", ");
+            warn!(
+                "shard {shard}: the configuration names the replicas {}, and the record wants {}. The record counts: change it \
+                 with `underpass members add` and `remove`, and the configuration to match, or leave `members` out of that",
+                list(&here),
+                list(&on_record)
+            );
+        }
+        if record.lease_ms <= self.config.lost_ms {
+            warn!(
+                "shard {shard}: its leases of {} ms, on record, are not longer than lost_ms ({}): a silent replica ends service \
+                 until it is removed. Set lost_ms lower",
+                record.lease_ms, self.config.lost_ms
+            );
+        }
+    }
+
+    /// Remembers who is in the latest record, for their next hops.
+    fn know(&mut self, shard: u32, record: &Record) {
+        if let Some(known) = self.shards.get_mut(&shard) {
+            known.record = Some(record.clone());
+            if self.hosts().iter().any(|host| !self.hops.contains_key(host)) {
+                self.resolve(now_ms());
+            }
+        }
+    }
+
+    fn forget(&mut self, shard: u32) {
+        self.shards.entry(shard).and_modify(|known| known.record = None);
+    }
+
+    // Next hops.
+
+    /// Hosts of replicas that take part, or shall.
+    fn hosts(&self) -> BTreeSet<Ipv4Addr> {
+        let mut hosts = BTreeSet::new();
+        if self.next_hops.is_none() {
+            return hosts;
+        }
+        for (&shard, known) in &self.shards {
+            if let Some(record) = &known.record {
+                hosts.extend(record.wanted.iter().map(|wanted| wanted.addr));
+                hosts.extend(record.members.iter().map(|member| member.addr));
+            }
+            // Those of a change that is not complete, or of tables that an agent before this one left.
+            if let Some(config) = self.datapath.config(shard) {
+                let members = config.must_ack_list.iter().take(usize::from(config.must_ack_count));
+                hosts.extend(members.map(|&index| coordinator::member(&config, index).addr));
+            }
+        }
+        hosts
+    }
+
     /// Looks up next hops, has missing ones resolved, and tells the data path of changes.
-    fn resolve(&mut self, now_ms: u64) -> Result<()> {
-        let Some(hops) = &mut self.next_hops else {
+    fn resolve(&mut self, now_ms: u64) {
+        let hosts = self.hosts();
+        let Some(next_hops) = &mut self.next_hops else {
             self.probe_ms = u64::MAX;
-            return Ok(());
+            return;
         };
         let probes = now_ms >= self.probe_ms;
         if probes {
             self.probe_ms = now_ms + PROBE_MS;
         }
-        let mut changed = Vec::new();
-        for (at, served) in self.shards.iter_mut().enumerate() {
-            let shard = served.members.shard();
-            for (member, hop) in served.members.members().iter().zip(&mut served.next_hops) {
-                let to = member.endpoint;
-                let (resolved, says) = match hops.resolve(to.addr) {
-                    Ok(Some(resolved)) => (Some(resolved), String::new()),
-                    Ok(None) => {
-                        let probed = if probes { hops.probe(to.addr) } else { Ok(()) };
-                        (
-                            None,
-                            probed.map_or_else(
-                                |error| error.to_string(),
-                                |()| "its link-layer address is not known yet".to_owned(),
-                            ),
-                        )
-                    }
-                    Err(error) => (None, error.to_string()),
-                };
-                if self.said.get(&to).is_none_or(|said| *said != says) {
-                    if !says.is_empty() {
-                        warn!("shard {shard}: replica {to} cannot be sent to: {says}");
-                    } else if self.said.contains_key(&to) {
-                        info!("shard {shard}: replica {to} can be sent to");
-                    }
-                    self.said.insert(to, says);
+        let mut hops = BTreeMap::new();
+        for host in hosts {
+            let (hop, says) = match next_hops.resolve(host) {
+                Ok(Some(hop)) => (Some(hop), String::new()),
+                Ok(None) => {
+                    let probed = if probes { next_hops.probe(host) } else { Ok(()) };
+                    let unknown = || "its link-layer address is not known yet".to_owned();
+                    (None, probed.map_or_else(|error| error.to_string(), |()| unknown()))
                 }
-                if *hop != resolved {
-                    *hop = resolved;
-                    if changed.last() != Some(&at) {
-                        changed.push(at);
-                    }
+                Err(error) => (None, error.to_string()),
+            };
+            if self.said.get(&host).is_none_or(|said| *said != says) {
+                if !says.is_empty() {
+                    warn!("replicas at {host} cannot be sent to: {says}");
+                } else if self.said.contains_key(&host) {
+                    info!("replicas at {host} can be sent to");
                 }
+                self.said.insert(host, says);
             }
+            hops.insert(host, hop);
         }
-        if !changed.is_empty() {
-            let hops = self.shards.iter().flat_map(|served| served.members.members().iter().zip(&served.next_hops));
-            let hops = hops.filter_map(|(member, hop)| hop.map(|hop| (member.endpoint.addr, hop))).collect();
-            self.datapath.set_next_hops(hops);
-        }
-        Ok(())
-    }
-
-    /// Tells members what is stable. A scan of a large table takes a while: heartbeats are spaced so that scanning takes a
-    /// tenth of this thread's time at most.
-    fn heartbeat(&mut self, now_ms: u64) -> Result<()> {
-        let scanning = Instant::now();
-        for at in 0..self.shards.len() {
-            let served = &mut self.shards[at];
-            if served.members.phase() != Phase::Serving {
-                continue;
-            }
-            let scan = self.datapath.scan(served.members.shard(), self.sessions.bound())?;
-            served.stable = served.stable.max(scan.stable);
-            served.unresolved = scan.unresolved;
-            if !self.config.assume_installed {
-                self.send_heartbeats(at, now_ms);
-            }
-        }
-        let spent_ms = scanning.elapsed().as_millis() as u64;
-        self.heartbeat_ms = now_ms + self.config.heartbeat_ms.max(10 * spent_ms);
-        Ok(())
-    }
-
-    fn send_heartbeats(&mut self, at: usize, now_ms: u64) {
-        let time = self.packet_time(now_ms);
-        let served = &mut self.shards[at];
-        for (to, datagram) in served.members.heartbeats(served.stable, time) {
-            self.send(&datagram, to);
+        if hops != self.hops {
+            self.datapath.set_next_hops(hops.iter().filter_map(|(&host, hop)| hop.map(|hop| (host, hop))).collect());
+            self.hops = hops;
         }
     }
 
-    fn packet_time(&self, now_ms: u64) -> u64 {
-        now_ms.saturating_add_signed(self.time_offset_ms)
+    // The operator.
+
+    fn change(&mut self, shard: u32, command: Command, asker: Asker) -> Result<()> {
+        self.asked += 1;
+        self.askers.insert(self.asked, asker);
+        self.step(Event::Command { shard, id: self.asked, command: command.into() })
     }
 
-    // Sessions.
-
-    /// Closes sessions that were not used for long.
-    fn sweep(&mut self, now_ms: u64) -> Result<()> {
-        // A record tells its last use to within a second.
-        let Some(used_before_ms) = now_ms.checked_sub(self.config.idle_ms + 1000) else { return Ok(()) };
-        let mut idle = Vec::new();
-        self.datapath.records(self.sessions.bound(), &mut |_, record| {
-            if record.session != 0 && record.used_ms < used_before_ms {
-                idle.push(SessionId(record.session));
-            }
-        })?;
-        for session in idle {
-            let Some(open) = self.sessions.get(session) else { continue };
-            match self.datapath.close(session, Some(used_before_ms))? {
-                CloseOutcome::Closed { request, state } => {
-                    debug!("session {:#x} of {} was idle", session.0, open.client);
-                    self.sessions.close(session, request, state);
+    fn serve_admin(&mut self) -> Result<()> {
+        let Some(server) = &mut self.server else { return Ok(()) };
+        for (number, request) in server.requests() {
+            match request {
+                AdminRequest::Status => {
+                    let answer = self.stats().map_or_else(
+                        |error| Answer::Refused(format!("{error:#}")),
+                        |stats| Answer::Status(Box::new(stats)),
+                    );
+                    self.server.iter_mut().for_each(|server| server.answer(number, &answer));
                 }
-                // Used meanwhile; or its write may still take effect, and its record is how it will be known.
-                CloseOutcome::NotYours | CloseOutcome::Unresolved => {}
+                AdminRequest::Change { shard, command } => self.change(shard, command, Asker::Socket(number))?,
             }
         }
         Ok(())
-    }
-
-    /// Opens a session in the table and in the data path.
-    fn open_session(&mut self, at: usize, client: Endpoint, request: Option<u64>) -> Result<Result<Open, NoSession>> {
-        if self.sessions.counter() >= self.reserved && self.reserved < COUNTER_MAX {
-            let reserved = (self.reserved + GENERATION_BLOCK).min(COUNTER_MAX);
-            for served in &self.shards {
-                let record = self.authority.load(served.members.shard()).cloned().expect("stored at the start");
-                self.authority.store(Record { generations: reserved, ..record })?;
-            }
-            self.reserved = reserved;
-        }
-        let (epoch, shard) = (self.shards[at].members.epoch(), self.shards[at].members.shard());
-        let open = match self.sessions.open(epoch, shard, client, request) {
-            Ok(open) => open,
-            Err(reason) => return Ok(Err(reason)),
-        };
-        let record = opened(now_ms(), open.session, shard, open.token, client);
-        ensure!(self.datapath.load(open.session.index(), &record)?, "session index {} is taken", open.session.index());
-        Ok(Ok(open))
-    }
-
-    fn open_many(&mut self, shard: u32, clients: &[Endpoint]) -> Result<Vec<Open>> {
-        let at = self.shard_index(shard).with_context(|| format!("there is no shard {shard} here"))?;
-        let mut opened = Vec::with_capacity(clients.len());
-        for &client in clients {
-            match self.open_session(at, client, None)? {
-                Ok(open) => opened.push(open),
-                Err(NoSession::Full) => bail!("all {} sessions are open", self.sessions.limit()),
-                Err(NoSession::Generations) => bail!("this epoch has issued all its {COUNTER_MAX} sessions"),
-            }
-        }
-        Ok(opened)
-    }
-
-    // Control packets.
-
-    fn control_packet(&mut self, from: Endpoint, datagram: &[u8]) -> Result<()> {
-        let Ok(packet) = Packet::parse(datagram) else { return Ok(()) };
-        let header = packet.header;
-        match header.op {
-            Op::Open => match self.open(&packet) {
-                Ok(Ok((to, answer))) if answer.len() <= datagram.len() => self.send(&answer, to),
-                // An answer longer than its question would make an amplifier: the padding is missing.
-                Ok(Ok(_)) => self.reject(header, Reason::Malformed, from),
-                Ok(Err(reason)) => self.reject(header, reason, from),
-                Err(error) => {
-                    error!("opening a session: {error:#}");
-                    self.reject(header, Reason::NoSession, from);
-                }
-            },
-            Op::Close => match self.close(&packet)? {
-                Ok((to, answer)) => self.send(&answer, to),
-                Err(reason) => self.reject(header, reason, from),
-            },
-            Op::Installed | Op::HeartbeatAck => {
-                let Some(at) = self.shard_index(header.shard) else { return Ok(()) };
-                let (members, now_ms) = (&mut self.shards[at].members, now_ms());
-                let event = if header.op == Op::Installed {
-                    let Some(answer) = control::parse::<Installed>(&packet) else { return Ok(()) };
-                    members.installed(from, &header, &answer, now_ms)
-                } else {
-                    let Some(ack) = control::parse::<HeartbeatAck>(&packet) else { return Ok(()) };
-                    members.heartbeat_ack(from, &header, &ack, now_ms)
-                };
-                self.act_on(at, event)?;
-            }
-            Op::ControlReject => {
-                let Some(at) = self.shard_index(header.shard) else { return Ok(()) };
-                let event = self.shards[at].members.rejected(from, &header);
-                self.act_on(at, event)?;
-            }
-            // Nothing else is for an agent.
-            _ => {}
-        }
-        Ok(())
-    }
-
-    fn reject(&self, mut header: Header, reason: Reason, to: Endpoint) {
-        header.op = Op::ControlReject;
-        header.status = reason.to_wire();
-        header.epoch = self.shard_index(header.shard).map_or(0, |at| self.shards[at].members.epoch());
-        self.send(&header.datagram(&[], &[]), to);
-    }
-
-    /// OPEN (protocol.md, section 5): first a challenge, then a session for who answers it.
-    fn open(&mut self, packet: &Packet<'_>) -> Result<Result<(Endpoint, Vec<u8>), Reason>> {
-        let mut header = packet.header;
-        let Some(at) = self.shard_index(header.shard) else { return Ok(Err(Reason::Shard)) };
-        let client = header.reply_to().filter(is_a_hosts);
-        let whole = packet.key.is_empty() && packet.value.len() >= OPEN_PADDING;
-        let (Some(client), true, Some(control::Open { .. })) = (client, whole, control::parse(packet)) else {
-            return Ok(Err(Reason::Malformed));
-        };
-        if self.draining.is_some() {
-            return Ok(Err(Reason::Lease));
-        }
-        let members = &self.shards[at].members;
-        if members.phase() != Phase::Serving {
-            return Ok(Err(Reason::NoMember));
-        }
-        header.op = Op::Opened;
-        header.epoch = members.epoch();
-        let mut opened = Opened { idle_ms: self.config.idle_ms, configuration: None };
-        if header.token == 0 {
-            header.session = SessionId(0);
-            header.token = self.sessions.challenge(client);
-            return Ok(Ok((client, control::emit(header, &opened))));
-        }
-        if !self.sessions.is_challenge(client, header.token) {
-            return Ok(Err(Reason::Token));
-        }
-        opened.configuration = Some(members.configuration());
-        let open = match self.repeated(client, header.shard, header.request)? {
-            Some(open) => open,
-            None => match self.open_session(at, client, Some(header.request))? {
-                Ok(open) => open,
-                Err(reason) => {
-                    if reason == NoSession::Generations {
-                        error!(
-                            "all {COUNTER_MAX} sessions of this epoch were issued: restart the coordinator in order"
-                        );
-                    }
-                    return Ok(Err(Reason::NoSession));
-                }
-            },
-        };
-        (header.session, header.token) = (open.session, open.token);
-        Ok(Ok((client, control::emit(header, &opened))))
-    }
-
-    /// The session of an OPEN that arrives again. One that wrote already is another client's, at the same address: its OPEN
-    /// was answered, and its numbers are used up.
-    fn repeated(&mut self, client: Endpoint, shard: u32, request: u64) -> Result<Option<Open>> {
-        let Some(open) = self.sessions.opened_by(client, shard, request) else { return Ok(None) };
-        if self.datapath.record(open.session.index())?.request == 0 {
-            return Ok(Some(open));
-        }
-        self.sessions.forget_open(open.session);
-        Ok(None)
-    }
-
-    /// CLOSE (protocol.md, section 5), for the session's owner alone.
-    fn close(&mut self, packet: &Packet<'_>) -> Result<Result<(Endpoint, Vec<u8>), Reason>> {
-        let mut header = packet.header;
-        let session = header.session;
-        let (client, closed) = if let Some(open) = self.sessions.get(session) {
-            if open.token != header.token || open.shard != header.shard {
-                return Ok(Err(Reason::Token));
-            }
-            match self.datapath.close(session, None)? {
-                CloseOutcome::Closed { request, state } => {
-                    self.sessions.close(session, request, state);
-                    (open.client, Closed { closed: true, request, state })
-                }
-                CloseOutcome::Unresolved => {
-                    let record = self.datapath.record(session.index())?;
-                    (open.client, Closed { closed: false, request: record.request, state: record.state.into() })
-                }
-                CloseOutcome::NotYours => return Ok(Err(Reason::Session)),
-            }
-        } else if let Some(ended) = self.sessions.ended(session, header.token) {
-            // Its answer was lost.
-            let Some(client) = header.reply_to().filter(is_a_hosts) else { return Ok(Err(Reason::Malformed)) };
-            (client, Closed { closed: true, request: ended.request, state: ended.state })
-        } else {
-            return Ok(Err(Reason::Session));
-        };
-        header.op = Op::Closed;
-        header.epoch = self.shard_index(header.shard).map_or(0, |at| self.shards[at].members.epoch());
-        (header.key_len, header.value_len) = (0, 0);
-        Ok(Ok((client, control::emit(header, &closed))))
-    }
-
-    // Stopping.
-
-    fn start_draining(&mut self) -> Result<()> {
-        info!("stopping: no new writes, waiting for those under way");
-        let now_ms = now_ms();
-        self.draining = Some(Draining { until_ms: now_ms + DRAIN_MS });
-        // At once: nothing may be under way.
-        self.heartbeat_ms = now_ms;
-        self.configure_serving()
-    }
-
-    fn configure_serving(&mut self) -> Result<()> {
-        for at in 0..self.shards.len() {
-            if self.shards[at].members.phase() == Phase::Serving {
-                self.configure(at)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether a stop has nothing more to wait for; called after every scan. No CPU orders a new write any more, so a scan
-    /// that finds nothing means that nothing will be. Retransmissions of writes under way still pass.
-    fn drained(&self, now_ms: u64) -> bool {
-        let unresolved: u32 = self.shards.iter().map(|served| served.unresolved).sum();
-        self.draining.as_ref().is_some_and(|draining| unresolved == 0 || now_ms >= draining.until_ms)
-    }
-
-    /// The end of a stop: the record, and the data path.
-    fn finish(mut self, ended: Ended) -> Result<StopReport> {
-        let mut report = StopReport { clean: true, unresolved: Vec::new() };
-        if let Ended::Abandoned = ended {
-            report.clean = false;
-            return Ok(report);
-        }
-        let now_ms = now_ms();
-        let time_ms = self.packet_time(now_ms);
-        for at in 0..self.shards.len() {
-            let served = &self.shards[at];
-            let shard = served.members.shard();
-            if served.members.phase() != Phase::Serving {
-                info!("shard {shard} never served in epoch {}", served.members.epoch());
-                continue;
-            }
-            if served.unresolved > 0 {
-                report.clean = false;
-                report.unresolved.push((shard, served.unresolved));
-                error!(
-                    "shard {shard}: {} writes are unresolved, so epoch {} does not end clean. They were waiting for: {}. {}",
-                    served.unresolved,
-                    served.members.epoch(),
-                    self.waited_for(at),
-                    self.datapath.after_unclean_end()
-                );
-                continue;
-            }
-            if !self.config.assume_installed {
-                self.send_heartbeats(at, now_ms);
-            }
-            let record = self.authority.load(shard).cloned().expect("stored at the start");
-            self.authority.store(record.ended_clean(time_ms))?;
-            info!("shard {shard}: epoch {} ended clean", self.shards[at].members.epoch());
-        }
-        if report.clean {
-            self.datapath.stop()?;
-        } else {
-            self.datapath.leave()?;
-        }
-        Ok(report)
-    }
-
-    /// Members that have trouble, or all: one of them did not acknowledge.
-    fn waited_for(&self, at: usize) -> String {
-        let members = self.shards[at].members.members();
-        let troubled: Vec<_> = members.iter().filter(|member| !member.trouble.is_empty()).collect();
-        if troubled.is_empty() {
-            return "any of its replicas".to_owned();
-        }
-        troubled.iter().map(|member| format!("{} ({})", member.endpoint, member.trouble)).collect::<Vec<_>>().join(", ")
     }
 
     fn stats(&mut self) -> Result<Stats> {
@@ -912,52 +698,51 @@ impl Loop {
             .map(|counter| (counter.name, counts.get(counter.index).copied().unwrap_or(0)))
             .collect();
         by_name.extend(self.datapath.extra_counters().into_iter().map(|(name, count)| (name.to_owned(), count)));
-        let has_hops = self.next_hops.is_some();
-        let shards = self.shards.iter().map(|served| {
-            let members = served.members.members().iter().zip(&served.next_hops).map(|(member, hop)| MemberStats {
-                address: member.endpoint.to_string(),
-                incarnation: member.incarnation,
-                serving: member.serving,
-                silent_ms: member.heard_ms.map(|heard_ms| now_ms.saturating_sub(heard_ms)),
-                used_bytes: member.used_bytes,
-                budget_bytes: member.budget_bytes,
-                items: member.items,
-                next_hop: has_hops.then(|| hop.map_or(String::new(), |mac| mac.map(|b| format!("{b:02x}")).join(":"))),
-                trouble: member.trouble.clone(),
-            });
-            ShardStats {
-                shard: served.members.shard(),
-                epoch: served.members.epoch(),
-                state: match (served.members.phase(), &self.draining) {
-                    (Phase::Serving, None) => "serving",
-                    (_, Some(_)) => "stopping",
-                    (_, None) => "starting",
-                }
-                .to_owned(),
-                stable: served.stable,
-                unresolved: served.unresolved,
-                store_full: served.members.store_full(),
-                members: members.collect(),
-            }
-        });
+        let (sessions_open, sessions) = self.agent.sessions();
+        let hop_text =
+            |hop: &Option<[u8; 6]>| hop.map_or(String::new(), |mac| mac.map(|byte| format!("{byte:02x}")).join(":"));
         Ok(Stats {
             datapath: self.datapath.name().to_owned(),
             mode: self.datapath.mode(),
             listen: self.datapath.listen().to_string(),
             pid: std::process::id(),
             uptime_ms: now_ms - self.started_ms,
-            sessions_open: self.sessions.in_use(),
-            sessions: self.sessions.limit(),
-            shards: shards.collect(),
+            sessions_open,
+            sessions,
+            authority: self.authority.name(),
+            authority_troubles: self.authority.troubles().into_iter().map(|trouble| trouble.what).collect(),
+            shards: self.agent.status(now_ms),
+            next_hops: self
+                .next_hops
+                .is_some()
+                .then(|| self.hops.iter().map(|(host, hop)| (host.to_string(), hop_text(hop))).collect()),
             counters: by_name,
         })
     }
-}
 
-/// Whether one host can have this address and port, so that an answer may go there.
-fn is_a_hosts(endpoint: &Endpoint) -> bool {
-    let addr = endpoint.addr;
-    endpoint.port != 0 && !addr.is_unspecified() && !addr.is_multicast() && !addr.is_broadcast()
+    // The end.
+
+    fn stop(&mut self) -> Result<()> {
+        if self.stopping_ms.is_none() {
+            info!("stopping: serves nothing any more");
+            self.stopping_ms = Some(now_ms() + STOP_MS);
+            self.step(Event::Stop)?;
+        }
+        Ok(())
+    }
+
+    /// It is on record that nothing is served here, and others may have the roles.
+    fn has_left(&mut self) -> bool {
+        if !self.agent.has_stopped() {
+            return false;
+        }
+        if !std::mem::replace(&mut self.resigned, true) {
+            for &shard in self.shards.keys() {
+                self.authority.request(Request::Resign { shard, leave_to: Duration::MAX });
+            }
+        }
+        self.roles.is_empty()
+    }
 }
 
 /// Random words from the kernel.
@@ -967,28 +752,4 @@ fn random<const N: usize>() -> Result<[u64; N]> {
         *word = getrandom::u64().map_err(|error| anyhow!("asking the kernel for random numbers: {error}"))?;
     }
     Ok(words)
-}
-
-/// Whether tables that an agent before left behind are those of this configuration.
-fn check_adopted(config: &Config, authority: &dyn Authority, left: &up_config) -> Result<()> {
-    let id = left.shard;
-    let advice = "start it with the configuration of before and stop it in order, then change";
-    let Some(shard) = config.shards.iter().find(|shard| shard.id == id) else {
-        bail!("an agent before left shard {id} being served, which is not in this configuration: {advice}");
-    };
-    let count = left.must_ack_list.len().min(usize::from(left.must_ack_count));
-    let members: Vec<_> =
-        left.must_ack_list[..count].iter().map(|&index| underpass_protocol::coordinator::member(left, index)).collect();
-    ensure!(
-        members == shard.members,
-        "an agent before left shard {id} being served with other replicas than this configuration names: {advice}"
-    );
-    let epoch = authority.load(id).map_or(0, |record| record.epoch);
-    ensure!(
-        epoch == left.epoch,
-        "an agent before left shard {id} being served in epoch {}, but the authority's record says {epoch}: start it with the \
-         `state` directory of before",
-        left.epoch
-    );
-    Ok(())
 }

@@ -1,8 +1,8 @@
 //! `underpass coordinator`.
 
-use std::{path::PathBuf, time::Duration};
+use std::{os::fd::AsFd, path::PathBuf, time::Duration};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
@@ -11,10 +11,11 @@ use nix::{
         signalfd::SignalFd,
     },
 };
-use tracing::info;
+use tracing::{info, warn};
 use underpass_datapath::attach::interface_index;
 
 use crate::{
+    admin,
     agent::Agent,
     config::{CONTROL_DEFAULT, Config, Options},
     stats,
@@ -23,7 +24,8 @@ use crate::{
 /// Runs a coordinator, or asks one how it is.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run a coordinator until SIGINT or SIGTERM
+    /// Run a coordinator until SIGINT or SIGTERM. On SIGHUP it ends but leaves its kernel program at work, for the next one to
+    /// go on with within a lease: an upgrade without a pause
     Run(RunArgs),
     /// Check a configuration without running it
     Check(RunArgs),
@@ -72,6 +74,7 @@ pub fn run(command: Command) -> Result<()> {
         Command::Run(args) => serve(args.into_config()?),
         Command::Check(args) => {
             let config = args.into_config()?;
+            config.cluster_key()?;
             println!("all right: {} ({}), shards: {}", config.listen, config.datapath, config.shards.len());
             Ok(())
         }
@@ -98,27 +101,27 @@ impl RunArgs {
 
 fn serve(config: Config) -> Result<()> {
     // Blocked before any thread starts: all inherit the mask, and the signals are read here.
-    let mut signals = SigSet::empty();
-    signals.add(Signal::SIGINT);
-    signals.add(Signal::SIGTERM);
+    let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);
     signals.thread_block().context("blocking signals")?;
-    let signal = SignalFd::new(&signals).context("waiting for signals")?;
+    let arrived = SignalFd::new(&signals).context("waiting for signals")?;
     let agent = Agent::start(config)?;
+    let mut leaves = false;
     while !agent.is_finished() {
-        let mut fds = [PollFd::new(std::os::fd::AsFd::as_fd(&signal), PollFlags::POLLIN)];
+        let mut fds = [PollFd::new(arrived.as_fd(), PollFlags::POLLIN)];
         match poll(&mut fds, PollTimeout::from(200u16)) {
             Ok(0) | Err(nix::errno::Errno::EINTR) => continue,
             Ok(_) => {}
             Err(error) => return Err(error).context("waiting for signals"),
         }
-        if let Some(signal) = signal.read_signal().context("reading a signal")? {
-            info!("signal {}", signal.ssi_signo);
+        if let Some(signal) = arrived.read_signal().context("reading a signal")? {
+            leaves = signal.ssi_signo == Signal::SIGHUP as u32;
+            info!("{}", Signal::try_from(signal.ssi_signo as i32).map_or("a signal", Signal::as_str));
             break;
         }
     }
-    let report = agent.stop()?;
-    if !report.clean {
-        bail!("stopped, but not clean: the log says which writes are unresolved");
+    let report = if leaves { agent.leave()? } else { agent.stop()? };
+    if !report.recorded && !leaves {
+        warn!("the authority did not take in time that nothing is served here any more");
     }
     Ok(())
 }
@@ -126,7 +129,7 @@ fn serve(config: Config) -> Result<()> {
 fn show(args: &StatsArgs) -> Result<()> {
     let mut before = None;
     loop {
-        let now = stats::ask(&args.control)?;
+        let now = admin::status(&args.control)?;
         if args.json {
             println!("{}", serde_json::to_string(&now)?);
         } else {
@@ -186,7 +189,8 @@ mod tests {
         assert_eq!(config.shards[0].members.len(), 2);
         assert_eq!(config.cpus, [0, 1]);
         assert!(super::tests::config("coordinator run --member 127.0.0.1").is_err());
-        assert!(super::tests::config("coordinator run --shard 3").is_err(), "a shard without members");
+        let config = super::tests::config("coordinator run --shard 3").unwrap();
+        assert_eq!((config.shards[0].id, config.shards[0].members.len()), (3, 0), "its replicas are on record");
         assert!(super::tests::config("coordinator run").unwrap_err().to_string().contains("no shard"));
         let error = super::tests::config("coordinator run --config /no/such/file").unwrap_err();
         assert!(format!("{error:#}").contains("/no/such/file"));

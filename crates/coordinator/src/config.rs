@@ -8,11 +8,16 @@ use std::{
     str::FromStr,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::ValueEnum;
 use serde::Deserialize;
 use underpass_abi::abi::UP_SHARD_SLOTS;
-use underpass_protocol::wire::{Endpoint, MEMBERS_MAX};
+use underpass_authority::{Config as Authority, FileConfig};
+use underpass_protocol::{
+    agent::LEASE_MS,
+    control::ClusterKey,
+    wire::{Endpoint, MEMBERS_MAX},
+};
 
 /// Buckets of the dirty set for each shard slot, by default: with 4 ways each, as many keys as there are sessions.
 pub const BUCKETS_DEFAULT: u32 = 1 << 14;
@@ -22,6 +27,14 @@ pub const SESSIONS_DEFAULT: u32 = 1 << 16;
 pub const IDLE_MS_DEFAULT: u64 = 60_000;
 /// Time between heartbeats, by default.
 pub const HEARTBEAT_MS_DEFAULT: u64 = 10;
+/// A member silent for this long gets no reads, by default.
+pub const SUSPECT_MS_DEFAULT: u64 = 40;
+/// A member silent for this long is removed, by default.
+pub const LOST_MS_DEFAULT: u64 = 600;
+/// How long a take-over waits for members that do not answer, by default.
+pub const REACH_MS_DEFAULT: u64 = 300;
+/// A write pending for this long is asked about, by default.
+pub const STUCK_MS_DEFAULT: u64 = 1000;
 /// Where the authority's records are, by default.
 pub const STATE_DEFAULT: &str = "/var/lib/underpass/coordinator";
 /// The agent's control socket, by default.
@@ -124,10 +137,31 @@ pub struct Options {
     /// Time between heartbeats to replicas [default: 10]
     #[arg(long)]
     pub heartbeat_ms: Option<u64>,
-    /// Directory of the durable record of epochs [default: /var/lib/underpass/coordinator]
+    /// A replica silent for this long gets no reads [default: 40]
+    #[arg(long)]
+    pub suspect_ms: Option<u64>,
+    /// A replica silent for this long is removed from the shard [default: 600]
+    #[arg(long)]
+    pub lost_ms: Option<u64>,
+    /// How long a take-over waits for replicas that do not answer [default: 300]
+    #[arg(long)]
+    pub reach_ms: Option<u64>,
+    /// A write that is pending for this long is repaired [default: 1000]
+    #[arg(long)]
+    pub stuck_ms: Option<u64>,
+    /// Length of leases of a shard that is on record nowhere yet [default: 1000]
+    #[arg(long)]
+    pub lease_ms: Option<u64>,
+    /// File with the 32 hexadecimal digits that coordinators and replicas share [default: none; their network is trusted]
+    #[arg(long, value_name = "FILE")]
+    pub cluster_key_file: Option<PathBuf>,
+    /// Directory of the shards' records, if no authority is configured [default: /var/lib/underpass/coordinator]
     #[arg(long, value_name = "DIRECTORY")]
     pub state: Option<PathBuf>,
-    /// Unix socket for `stats` [default: /run/underpass/coordinator.sock]
+    /// What keeps the shards' records, in a file.
+    #[arg(skip)]
+    pub authority: Option<Authority>,
+    /// Unix socket for `stats` and commands [default: /run/underpass/coordinator.sock]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
     /// CPUs for the threads of the socket data path, one each [default: all]
@@ -137,11 +171,11 @@ pub struct Options {
     #[arg(skip)]
     #[serde(rename = "shard", default)]
     pub shards: Vec<ShardOptions>,
-    /// Number of the one shard that `--member` describes
-    #[arg(long = "shard", default_value_t = 0, requires = "members")]
+    /// Number of the one shard to serve [default: 0, if there is a --member]
+    #[arg(long = "shard")]
     #[serde(skip)]
-    pub shard_id: u32,
-    /// A replica of the shard; give it once for each
+    pub shard_id: Option<u32>,
+    /// A replica of the shard, for its first start; give it once for each
     #[arg(long = "member", value_name = "ADDRESS:PORT")]
     #[serde(skip)]
     pub members: Vec<Address>,
@@ -153,7 +187,8 @@ pub struct Options {
 pub struct ShardOptions {
     /// Its number.
     pub id: u32,
-    /// Its replicas.
+    /// Its replicas, for its first start; afterwards the record counts.
+    #[serde(default)]
     pub members: Vec<Address>,
 }
 
@@ -162,7 +197,7 @@ pub struct ShardOptions {
 pub struct Shard {
     /// Its number.
     pub id: u32,
-    /// Its replicas, by member index.
+    /// Its replicas. If there is no record of the shard yet, one is made that wants these; else the record counts.
     pub members: Vec<Endpoint>,
 }
 
@@ -187,17 +222,26 @@ pub struct Config {
     pub idle_ms: u64,
     /// Milliseconds between heartbeats.
     pub heartbeat_ms: u64,
-    /// Directory of the authority's file; `None`, from code alone: nothing outlives the process.
-    pub state: Option<PathBuf>,
+    /// A member silent for this long gets no reads.
+    pub suspect_ms: u64,
+    /// A member silent for this long is removed.
+    pub lost_ms: u64,
+    /// How long a take-over waits for members that do not answer.
+    pub reach_ms: u64,
+    /// A write pending for this long is asked about.
+    pub stuck_ms: u64,
+    /// Length of leases of shards that this coordinator makes a record of.
+    pub lease_ms: u64,
+    /// File with the cluster key.
+    pub cluster_key_file: Option<PathBuf>,
+    /// What keeps the records; `None`, from code alone: nothing outlives the process.
+    pub authority: Option<Authority>,
     /// The control socket; `None`, from code alone: there is none.
     pub control: Option<PathBuf>,
     /// `socket`: a thread on each of these CPUs; empty: one on each that this process may use.
     pub cpus: Vec<usize>,
     /// The shards.
     pub shards: Vec<Shard>,
-    /// From code alone, for benchmarks whose replicas are packet generators: take it that every member has installed the
-    /// configuration and is alive. Nothing is sent to them but the data path's packets.
-    pub assume_installed: bool,
 }
 
 impl Default for Config {
@@ -213,11 +257,16 @@ impl Default for Config {
             sessions: SESSIONS_DEFAULT,
             idle_ms: IDLE_MS_DEFAULT,
             heartbeat_ms: HEARTBEAT_MS_DEFAULT,
-            state: None,
+            suspect_ms: SUSPECT_MS_DEFAULT,
+            lost_ms: LOST_MS_DEFAULT,
+            reach_ms: REACH_MS_DEFAULT,
+            stuck_ms: STUCK_MS_DEFAULT,
+            lease_ms: LEASE_MS,
+            cluster_key_file: None,
+            authority: None,
             control: None,
             cpus: Vec::new(),
             shards: Vec::new(),
-            assume_installed: false,
         }
     }
 }
@@ -244,11 +293,18 @@ impl Options {
             sessions: self.sessions.or(other.sessions),
             idle_ms: self.idle_ms.or(other.idle_ms),
             heartbeat_ms: self.heartbeat_ms.or(other.heartbeat_ms),
+            suspect_ms: self.suspect_ms.or(other.suspect_ms),
+            lost_ms: self.lost_ms.or(other.lost_ms),
+            reach_ms: self.reach_ms.or(other.reach_ms),
+            stuck_ms: self.stuck_ms.or(other.stuck_ms),
+            lease_ms: self.lease_ms.or(other.lease_ms),
+            cluster_key_file: self.cluster_key_file.or(other.cluster_key_file),
             state: self.state.or(other.state),
+            authority: self.authority.or(other.authority),
             control: self.control.or(other.control),
             cpus: self.cpus.or(other.cpus),
             shards: if self.shards.is_empty() { other.shards } else { self.shards },
-            shard_id: self.shard_id,
+            shard_id: self.shard_id.or(other.shard_id),
             members: if self.members.is_empty() { other.members } else { self.members },
         }
     }
@@ -286,16 +342,23 @@ impl Options {
             .into_iter()
             .map(|shard| Shard { id: shard.id, members: shard.members.into_iter().map(|address| address.0).collect() })
             .collect();
-        if !self.members.is_empty() {
+        if !self.members.is_empty() || self.shard_id.is_some() {
             ensure!(
                 shards.is_empty(),
-                "--member describes the one shard of a coordinator, but the file has shards too: use one or the other"
+                "--shard and --member describe the one shard of a coordinator, but the file has shards too: use one or the other"
             );
             shards.push(Shard {
-                id: self.shard_id,
+                id: self.shard_id.unwrap_or(0),
                 members: self.members.into_iter().map(|address| address.0).collect(),
             });
         }
+        ensure!(
+            self.state.is_none() || self.authority.is_none(),
+            "state names the directory of a local file of records, and [authority] names an authority too: use one or the other"
+        );
+        let file = |state: Option<PathBuf>| {
+            Authority::File(FileConfig { directory: state.unwrap_or_else(|| STATE_DEFAULT.into()) })
+        };
         let config = Config {
             listen,
             datapath,
@@ -306,11 +369,16 @@ impl Options {
             sessions: self.sessions.unwrap_or(defaults.sessions),
             idle_ms: self.idle_ms.unwrap_or(defaults.idle_ms),
             heartbeat_ms: self.heartbeat_ms.unwrap_or(defaults.heartbeat_ms),
-            state: Some(self.state.unwrap_or_else(|| STATE_DEFAULT.into())),
+            suspect_ms: self.suspect_ms.unwrap_or(defaults.suspect_ms),
+            lost_ms: self.lost_ms.unwrap_or(defaults.lost_ms),
+            reach_ms: self.reach_ms.unwrap_or(defaults.reach_ms),
+            stuck_ms: self.stuck_ms.unwrap_or(defaults.stuck_ms),
+            lease_ms: self.lease_ms.unwrap_or(defaults.lease_ms),
+            cluster_key_file: self.cluster_key_file,
+            authority: Some(self.authority.unwrap_or_else(|| file(self.state))),
             control: Some(self.control.unwrap_or_else(|| CONTROL_DEFAULT.into())),
             cpus: self.cpus.unwrap_or_default(),
             shards,
-            assume_installed: false,
         };
         config.validate()?;
         Ok(config)
@@ -336,6 +404,34 @@ impl Config {
         power_of_two("sessions", self.sessions, 1, 1 << 16)?;
         between("idle_ms", self.idle_ms, 5_000, 24 * 3600 * 1000)?;
         between("heartbeat_ms", self.heartbeat_ms, 1, 1000)?;
+        between("reach_ms", self.reach_ms, 10, 60_000)?;
+        between("stuck_ms", self.stuck_ms, 10, 600_000)?;
+        between("lease_ms", self.lease_ms, 100, 60_000)?;
+        for (less, less_ms, more, more_ms, why) in [
+            (
+                "heartbeat_ms",
+                self.heartbeat_ms,
+                "suspect_ms",
+                self.suspect_ms,
+                "a replica is heard of once in a heartbeat",
+            ),
+            (
+                "suspect_ms",
+                self.suspect_ms,
+                "lost_ms",
+                self.lost_ms,
+                "a silent replica gets no reads before it is removed",
+            ),
+            (
+                "lost_ms",
+                self.lost_ms,
+                "lease_ms",
+                self.lease_ms,
+                "a silent replica is removed before it ends the lease",
+            ),
+        ] {
+            ensure!(less_ms < more_ms, "{less} ({less_ms}) must be less than {more} ({more_ms}): {why}");
+        }
         ensure!(self.cpus.len() <= 256, "cpus: {} are given; at most 256 are supported", self.cpus.len());
         for (i, cpu) in self.cpus.iter().enumerate() {
             ensure!(!self.cpus[..i].contains(cpu), "cpus: {cpu} is given twice; each thread has a CPU of its own");
@@ -343,10 +439,21 @@ impl Config {
         self.validate_shards()
     }
 
+    /// The key that agents and replicas share.
+    ///
+    /// # Errors
+    /// Its file cannot be read, or holds something else.
+    pub fn cluster_key(&self) -> Result<ClusterKey> {
+        let Some(path) = &self.cluster_key_file else { return Ok(ClusterKey::default()) };
+        let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+        text.parse().map_err(|says: String| anyhow!("{}: {says}", path.display()))
+    }
+
     fn validate_shards(&self) -> Result<()> {
         ensure!(
             !self.shards.is_empty(),
-            "no shard to serve: give the replicas of one (--member ADDRESS:PORT), or [[shard]] sections in a file"
+            "no shard to serve: give one (--shard NUMBER, or its replicas: --member ADDRESS:PORT), or [[shard]] sections in a \
+             file"
         );
         let mut addresses = BTreeSet::new();
         for (i, shard) in self.shards.iter().enumerate() {
@@ -362,10 +469,7 @@ impl Config {
                 );
             }
             let count = shard.members.len();
-            ensure!(
-                (1..=MEMBERS_MAX).contains(&count),
-                "shard {id} has {count} members; it must have 1 to {MEMBERS_MAX}"
-            );
+            ensure!(count <= MEMBERS_MAX, "shard {id} has {count} members; it can have {MEMBERS_MAX} at most");
             for &member in &shard.members {
                 usable(&format!("shard {id}: member"), member)?;
                 ensure!(member.port != 0, "shard {id}: member {member}: port 0 is no port");
@@ -433,6 +537,12 @@ mod tests {
             sessions = 4096
             idle_ms = 30000
             heartbeat_ms = 5
+            suspect_ms = 50
+            lost_ms = 700
+            lease_ms = 800
+            reach_ms = 200
+            stuck_ms = 2000
+            cluster_key_file = "/etc/key"
             state = "/tmp/state"
             control = "/tmp/control"
             [[shard]]
@@ -448,6 +558,10 @@ mod tests {
         assert_eq!(config.device.as_deref(), Some("eth0"));
         assert_eq!((config.mode, config.write_path), (Mode::Generic, WritePath::Tc));
         assert_eq!((config.buckets, config.sessions, config.idle_ms, config.heartbeat_ms), (1024, 4096, 30000, 5));
+        assert_eq!((config.suspect_ms, config.lost_ms, config.lease_ms), (50, 700, 800));
+        assert_eq!((config.reach_ms, config.stuck_ms), (200, 2000));
+        assert_eq!(config.cluster_key_file.as_deref(), Some(Path::new("/etc/key")));
+        assert_eq!(config.authority, Some(Authority::File(FileConfig { directory: "/tmp/state".into() })));
         assert_eq!(config.shards.len(), 2);
         assert_eq!(config.shards[1], Shard { id: 9, members: vec!["10.0.0.2:5551".parse::<Address>().unwrap().0] });
     }
@@ -457,7 +571,8 @@ mod tests {
         let config = parse("[[shard]]\nid = 0\nmembers = [\"127.0.0.1:5551\"]").unwrap();
         assert_eq!(config.listen.to_string(), "127.0.0.1:5550");
         assert_eq!(config.datapath, DataPathKind::Socket);
-        assert_eq!(config.state.as_deref(), Some(Path::new(STATE_DEFAULT)));
+        assert_eq!(config.authority, Some(Authority::File(FileConfig { directory: STATE_DEFAULT.into() })));
+        assert!(parse("[[shard]]\nid = 0").unwrap().shards[0].members.is_empty(), "they are on record");
         let config = parse(&format!("listen = \"10.0.0.1:5550\"\n{SHARD}")).unwrap();
         assert_eq!(config.datapath, DataPathKind::Xdp);
         assert_eq!((config.mode, config.write_path), (Mode::Native, WritePath::Broadcast));
@@ -488,6 +603,14 @@ mod tests {
             (on_nic("sessions = 0"), "sessions: 0"),
             (on_nic("idle_ms = 10"), "idle_ms: 10"),
             (on_nic("heartbeat_ms = 0"), "heartbeat_ms: 0"),
+            (on_nic("heartbeat_ms = 40"), "heartbeat_ms (40) must be less than suspect_ms (40)"),
+            (on_nic("suspect_ms = 600"), "suspect_ms (600) must be less than lost_ms (600)"),
+            (on_nic("lost_ms = 1000"), "lost_ms (1000) must be less than lease_ms (1000)"),
+            (on_nic("lease_ms = 60001"), "lease_ms: 60001"),
+            (on_nic("reach_ms = 1"), "reach_ms: 1"),
+            (on_nic("stuck_ms = 1"), "stuck_ms: 1"),
+            (on_nic("state = \"/s\"\n[authority]\nkind = \"file\"\ndirectory = \"/d\""), "use one or the other"),
+            (on_nic("[authority]\nkind = \"zookeeper\""), "unknown variant `zookeeper`"),
             (on_nic("cpus = [0]"), "cpus is of the socket data path"),
             (on_nic("datapath = \"socket\"\ncpus = [0, 1, 0]"), "cpus: 0 is given twice"),
             (on_nic("datapath = \"socket\"\ndevice = \"eth0\""), "device is of the xdp data path"),
@@ -502,7 +625,6 @@ mod tests {
             (format!("listen = \"127.0.0.1:5550\"\ndatapath = \"xdp\"\n{SHARD}"), "there is no XDP"),
             (format!("listen = \"127.0.0.1:5550\"\nmode = \"native\"\n{SHARD}"), "the default on loopback"),
             (format!("listen = \"127.0.0.1:5550\"\n{SHARD}"), "cannot reach 10.0.0.2:5550"),
-            (with_shards("[[shard]]\nid = 0\nmembers = []"), "has 0 members"),
             (
                 with_shards(&format!(
                     "[[shard]]\nid = 0\nmembers = [{}]",

@@ -53,17 +53,12 @@ pub trait DataPath: Tables {
     /// Where control packets come from and replies to them go. Called once.
     fn take_control(&mut self) -> ControlPort;
 
-    /// Detaches and leaves nothing behind. Dropping without it is a crash: what survives one, survives.
+    /// Detaches and leaves nothing behind. Dropping without it is a crash.
     fn stop(self: Box<Self>) -> Result<()>;
 
-    /// Ends with writes unresolved: tables that can outlive this process do, for the next agent to go on with.
-    fn leave(self: Box<Self>) -> Result<()> {
-        self.stop()
-    }
-
-    /// What an unclean end means, for the operator.
-    fn after_unclean_end(&self) -> String {
-        "Its tables end with this process: replicas that hold data of this epoch will refuse the next one".into()
+    /// Whether its tables and its attachment go on when it is dropped without [`DataPath::stop`], for the next agent.
+    fn outlives_process(&self) -> bool {
+        false
     }
 }
 

@@ -1,22 +1,9 @@
-//! What an agent tells about itself: over its control socket, as one JSON line, and to people as a table.
+//! What an agent tells about itself: as a JSON document, and to people as a table.
 
-use std::{
-    collections::BTreeMap,
-    fmt::Write as _,
-    io::{self, BufRead, BufReader, Read, Write},
-    os::{
-        fd::{AsFd, BorrowedFd},
-        unix::{
-            fs::PermissionsExt,
-            net::{UnixListener, UnixStream},
-        },
-    },
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{collections::BTreeMap, fmt::Write as _};
 
-use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
+use underpass_protocol::agent::{CandidateStatus, MemberStatus, ShardStatus};
 
 use crate::counters;
 
@@ -37,52 +24,17 @@ pub struct Stats {
     pub sessions_open: usize,
     /// Sessions that there can be.
     pub sessions: usize,
+    /// Which authority keeps the records, and where.
+    pub authority: String,
+    /// What is wrong with the authority at the moment.
+    pub authority_troubles: Vec<String>,
     /// The shards.
-    pub shards: Vec<ShardStats>,
+    pub shards: Vec<ShardStatus>,
+    /// Link-layer address that frames for a host go to, by its address, empty if it is not known; `None` if the kernel finds
+    /// its own way.
+    pub next_hops: Option<BTreeMap<String, String>>,
     /// Counters by name ([`crate::counters`]), and what the data path counts beside them.
     pub counters: BTreeMap<String, u64>,
-}
-
-/// A shard.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ShardStats {
-    /// Its number.
-    pub shard: u32,
-    /// Its epoch.
-    pub epoch: u32,
-    /// `starting`, `serving` or `stopping`.
-    pub state: String,
-    /// Every write up to this seq is resolved.
-    pub stable: u64,
-    /// Writes that are starting, pending or committing.
-    pub unresolved: u32,
-    /// Whether writes that may grow the store are refused.
-    pub store_full: bool,
-    /// Its replicas.
-    pub members: Vec<MemberStats>,
-}
-
-/// A replica.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MemberStats {
-    /// Address and port.
-    pub address: String,
-    /// Which life of the process; 0: not known.
-    pub incarnation: u64,
-    /// Whether reads go to it.
-    pub serving: bool,
-    /// Milliseconds since it was last heard of.
-    pub silent_ms: Option<u64>,
-    /// Bytes of its budget in use.
-    pub used_bytes: u64,
-    /// Its budget.
-    pub budget_bytes: u64,
-    /// Items it holds.
-    pub items: u64,
-    /// Link-layer address that its packets go to; `None` if the kernel finds its way, empty if it is not known.
-    pub next_hop: Option<String>,
-    /// What is wrong with it; empty if nothing.
-    pub trouble: String,
 }
 
 impl Stats {
@@ -106,32 +58,35 @@ impl Stats {
             self.sessions_open,
             self.sessions
         )?;
+        writeln!(out, "authority {}", self.authority)?;
+        for trouble in &self.authority_troubles {
+            writeln!(out, "  TROUBLE: {trouble}")?;
+        }
         for shard in &self.shards {
             writeln!(
                 out,
-                "shard {} {}, epoch {}, {} unresolved writes{}",
+                "shard {} {}, epoch {}, {} unresolved writes{}{}",
                 shard.shard,
                 shard.state,
                 shard.epoch,
                 shard.unresolved,
+                match (&shard.coordinator, shard.lease_left_ms) {
+                    (_, Some(left_ms)) if left_ms > 0 => String::new(),
+                    (_, Some(_)) => ", NO LEASE: members do not answer".to_owned(),
+                    (Some(at), None) => format!(", coordinator {at}"),
+                    (None, None) => String::new(),
+                },
                 if shard.store_full { ", FULL: refuses writes that may grow the store" } else { "" }
             )?;
-            for (index, member) in shard.members.iter().enumerate() {
-                let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-                writeln!(
-                    out,
-                    "  replica {index} {:<21} {:<9} {:>10} items {:>9.1} of {:.0} MiB{}{}{}",
-                    member.address,
-                    if member.serving { "serving" } else { "NOT USED" },
-                    member.items,
-                    mebibytes(member.used_bytes),
-                    mebibytes(member.budget_bytes),
-                    member.next_hop.as_deref().map_or(String::new(), |hop| {
-                        format!(", via {}", if hop.is_empty() { "UNRESOLVED" } else { hop })
-                    }),
-                    if member.trouble.is_empty() { "" } else { ": " },
-                    member.trouble
-                )?;
+            if !shard.trouble.is_empty() {
+                writeln!(out, "  TROUBLE: {}", shard.trouble)?;
+            }
+            for member in &shard.members {
+                self.write_member(out, member)?;
+            }
+            for CandidateStatus { id, address, trouble, .. } in &shard.candidates {
+                let trouble = if trouble.is_empty() { "takes no part yet" } else { trouble };
+                writeln!(out, "  replica {id} {address:<21} absent    : {trouble}")?;
             }
         }
         let known = counters::all();
@@ -149,140 +104,67 @@ impl Stats {
         }
         Ok(())
     }
-}
 
-/// Connections served at once; more wait.
-const CONNECTIONS_MAX: usize = 16;
-/// Longest request.
-const REQUEST_MAX: usize = 64;
-
-/// The agent's end of the control socket. Never blocks.
-pub struct Server {
-    path: PathBuf,
-    listener: UnixListener,
-    connections: Vec<(UnixStream, Vec<u8>)>,
-}
-
-impl Server {
-    /// Listens at `path`, open to its owner alone.
-    ///
-    /// # Errors
-    /// Another agent listens there, or the directory cannot be written.
-    pub fn bind(path: &Path) -> Result<Self> {
-        let advice = || format!("control socket {}: name another one (`control`)", path.display());
-        if let Some(directory) = path.parent() {
-            std::fs::create_dir_all(directory).with_context(advice)?;
+    fn write_member(&self, out: &mut String, member: &MemberStatus) -> std::fmt::Result {
+        let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let host = member.address.split(':').next().unwrap_or_default();
+        write!(
+            out,
+            "  replica {} {:<21} {:<9} {:>10} items {:>9.1} of {:.0} MiB",
+            member.id,
+            member.address,
+            match (member.serving, member.active) {
+                (true, _) => "serving",
+                (false, true) => "NOT USED",
+                (false, false) => "learner",
+            },
+            member.items,
+            mebibytes(member.used_bytes),
+            mebibytes(member.budget_bytes)
+        )?;
+        if let Some(hops) = &self.next_hops {
+            let hop = hops.get(host).map_or("", String::as_str);
+            write!(out, ", via {}", if hop.is_empty() { "UNRESOLVED" } else { hop })?;
         }
-        if UnixStream::connect(path).is_ok() {
-            bail!(
-                "another coordinator's agent answers at {}: stop it, or name another socket (`control`)",
-                path.display()
-            );
+        if let Some(copying) = &member.copying {
+            write!(out, ", copied {} of {} items", copying.items, copying.of)?;
         }
-        // Under a name of its own until its permissions are right; the rename also replaces what a crash left behind.
-        let temporary = path.with_extension(format!("{}.new", std::process::id()));
-        let _ = std::fs::remove_file(&temporary);
-        let listener = UnixListener::bind(&temporary).with_context(advice)?;
-        std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(0o600)).with_context(advice)?;
-        std::fs::rename(&temporary, path).with_context(advice)?;
-        listener.set_nonblocking(true)?;
-        Ok(Self { path: path.to_owned(), listener, connections: Vec::new() })
+        if member.trouble.is_empty() { writeln!(out) } else { writeln!(out, ": {}", member.trouble) }
     }
-
-    /// What becomes readable when there is something to do.
-    pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let listens = (self.connections.len() < CONNECTIONS_MAX).then(|| self.listener.as_fd());
-        listens.into_iter().chain(self.connections.iter().map(|(stream, _)| stream.as_fd()))
-    }
-
-    /// Takes new connections and answers requests that have arrived.
-    pub fn serve(&mut self, answer: &mut dyn FnMut() -> Result<Stats>) {
-        while self.connections.len() < CONNECTIONS_MAX
-            && let Ok((stream, _)) = self.listener.accept()
-        {
-            if stream.set_nonblocking(true).is_ok() {
-                self.connections.push((stream, Vec::new()));
-            }
-        }
-        self.connections.retain_mut(|(stream, request)| match read_request(stream, request) {
-            Request::Unfinished => true,
-            Request::Closed => false,
-            Request::Whole => {
-                let text = match &request[..] {
-                    b"stats\n" => answer().and_then(|stats| Ok(serde_json::to_string(&stats)?)),
-                    _ => Err(anyhow::anyhow!("unknown request; there is `stats`")),
-                };
-                let line =
-                    text.unwrap_or_else(|error| serde_json::json!({ "error": format!("{error:#}") }).to_string());
-                // A few kilobytes fit a socket's buffer; who does not read them loses them.
-                let _ = stream.write_all(format!("{line}\n").as_bytes());
-                false
-            }
-        });
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
-enum Request {
-    Unfinished,
-    Whole,
-    Closed,
-}
-
-fn read_request(stream: &mut UnixStream, request: &mut Vec<u8>) -> Request {
-    let mut buffer = [0; REQUEST_MAX];
-    loop {
-        match stream.read(&mut buffer) {
-            Ok(0) => return Request::Closed,
-            Ok(n) => request.extend_from_slice(&buffer[..n]),
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Request::Unfinished,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(_) => return Request::Closed,
-        }
-        if request.contains(&b'\n') {
-            return Request::Whole;
-        }
-        if request.len() >= REQUEST_MAX {
-            return Request::Closed;
-        }
-    }
-}
-
-/// Asks the agent whose control socket this is.
-///
-/// # Errors
-/// Nobody answers there, or what answers is not an agent of this version.
-pub fn ask(path: &Path) -> Result<Stats> {
-    let mut stream = UnixStream::connect(path).with_context(|| {
-        format!(
-            "no coordinator answers at {}: is it running, and is this its control socket (--control)?",
-            path.display()
-        )
-    })?;
-    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-    stream.write_all(b"stats\n")?;
-    let mut line = String::new();
-    BufReader::new(stream).read_line(&mut line).with_context(|| format!("{} does not answer", path.display()))?;
-    #[derive(Deserialize)]
-    struct Failure {
-        error: String,
-    }
-    if let Ok(Failure { error }) = serde_json::from_str(&line) {
-        bail!("the coordinator answers: {error}");
-    }
-    serde_json::from_str(&line).with_context(|| format!("{} is answered by something else", path.display()))
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use underpass_protocol::control::Copying;
+
     use super::*;
 
-    fn stats() -> Stats {
+    pub(crate) fn stats() -> Stats {
+        let member = MemberStatus {
+            index: 0,
+            id: 0,
+            address: "127.0.0.1:5551".into(),
+            incarnation: 7,
+            active: true,
+            serving: false,
+            installed: 2,
+            silent_ms: Some(1200),
+            used_bytes: 15 << 20,
+            budget_bytes: 16 << 20,
+            items: 1000,
+            copying: None,
+            trouble: "is silent".into(),
+        };
+        let learner = MemberStatus {
+            id: 3,
+            address: "127.0.0.1:5554".into(),
+            active: false,
+            copying: Some(Copying { items: 10, of: 1000, ..Copying::default() }),
+            trouble: String::new(),
+            ..member.clone()
+        };
+        let absent =
+            CandidateStatus { id: 2, address: "127.0.0.1:5553".into(), silent_ms: None, trouble: String::new() };
         Stats {
             datapath: "socket".into(),
             mode: "1 thread".into(),
@@ -291,25 +173,26 @@ mod tests {
             uptime_ms: 61_000,
             sessions_open: 3,
             sessions: 64,
-            shards: vec![ShardStats {
+            authority: "file /tmp/authority.json".into(),
+            authority_troubles: vec!["disk full".into()],
+            shards: vec![ShardStatus {
                 shard: 0,
-                epoch: 2,
                 state: "serving".into(),
+                role: true,
+                epoch: 2,
+                tenure: 1,
+                coordinator: Some("127.0.0.1:5550".into()),
+                revision: 3,
+                storing: false,
+                lease_left_ms: Some(990),
                 stable: 9,
                 unresolved: 1,
                 store_full: true,
-                members: vec![MemberStats {
-                    address: "127.0.0.1:5551".into(),
-                    incarnation: 7,
-                    serving: false,
-                    silent_ms: Some(1200),
-                    used_bytes: 15 << 20,
-                    budget_bytes: 16 << 20,
-                    items: 1000,
-                    next_hop: None,
-                    trouble: "is silent".into(),
-                }],
+                trouble: "is sick".into(),
+                members: vec![member, learner],
+                candidates: vec![absent],
             }],
+            next_hops: Some([("127.0.0.1".to_owned(), "02:00:00:00:00:01".to_owned())].into()),
             counters: [("read".to_owned(), 1000), ("write".to_owned(), 0), ("reject_token".to_owned(), 5)].into(),
         }
     }
@@ -322,49 +205,21 @@ mod tests {
         let table = now.table(Some((&before, 2.0)));
         assert!(table.contains("250/s  read"), "{table}");
         assert!(table.contains("rejected: wrong token or reply address"), "{table}");
-        assert!(table.contains("NOT USED") && table.contains(": is silent") && table.contains("FULL"), "{table}");
-        assert!(!table.contains("writes ordered"), "what never happened is left out: {table}");
-        assert!(table.find("read").unwrap() < table.find("reject_token").unwrap());
-    }
-
-    #[test]
-    fn asked_over_a_private_socket() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("deep/control.sock");
-        assert!(ask(&path).unwrap_err().to_string().contains("is it running"));
-        let mut server = Server::bind(&path).unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert!(Server::bind(&path).err().unwrap().to_string().contains("another coordinator"));
-        let asking = std::thread::spawn({
-            let path = path.clone();
-            move || (ask(&path), ask(&path))
-        });
-        let mut failing = true;
-        let mut idle = UnixStream::connect(&path).unwrap();
-        idle.write_all(b"sta").unwrap();
-        while !asking.is_finished() {
-            server.serve(&mut || {
-                if std::mem::take(&mut failing) { Err(anyhow::anyhow!("busy")) } else { Ok(stats()) }
-            });
-            std::thread::sleep(Duration::from_millis(1));
+        for says in [
+            "NOT USED",
+            ": is silent",
+            "FULL",
+            "TROUBLE: is sick",
+            "TROUBLE: disk full",
+            "via 02:00:00:00:00:01",
+            "learner",
+            "copied 10 of 1000 items",
+            "replica 2 127.0.0.1:5553        absent",
+        ] {
+            assert!(table.contains(says), "{says} is not in\n{table}");
         }
-        let (first, second) = asking.join().unwrap();
-        assert!(first.unwrap_err().to_string().contains("busy"));
-        assert_eq!(second.unwrap(), stats());
-        // What is no request is told so, and what is none at all is cut off.
-        idle.write_all(b"tsu\n").unwrap();
-        let mut flood = UnixStream::connect(&path).unwrap();
-        flood.write_all(&[b'x'; 200]).unwrap();
-        server.serve(&mut || Ok(stats()));
-        let mut text = String::new();
-        idle.read_to_string(&mut text).unwrap();
-        assert!(text.contains("unknown request"), "{text}");
-        assert_eq!(server.connections.len(), 0);
-        // A crash leaves the file behind; the next agent replaces it.
-        std::mem::forget(server);
-        drop(UnixListener::bind(directory.path().join("other")));
-        std::fs::rename(directory.path().join("other"), &path).unwrap();
-        drop(Server::bind(&path).unwrap());
-        assert!(!path.exists());
+        assert!(!table.contains("writes ordered"), "what never happened is left out: {table}");
+        assert!(!table.contains("NO LEASE"), "{table}");
+        assert!(table.find("read").unwrap() < table.find("reject_token").unwrap());
     }
 }

@@ -191,17 +191,8 @@ impl DataPath for XdpDataPath {
         self.control.take().expect("called once")
     }
 
-    fn leave(self: Box<Self>) -> Result<()> {
-        if self.options.pinned { Ok(()) } else { self.stop() }
-    }
-
-    fn after_unclean_end(&self) -> String {
-        format!(
-            "The program stays attached to {device} with its tables: start this coordinator again to go on from them, or \
-             give them up with `underpass coordinator detach --device {device}` (replicas that hold data of this epoch then \
-             refuse the next one)",
-            device = self.options.device
-        )
+    fn outlives_process(&self) -> bool {
+        self.options.pinned
     }
 
     fn stop(mut self: Box<Self>) -> Result<()> {

@@ -6,17 +6,21 @@ mod common;
 use std::{
     path::{Path, PathBuf},
     process::Command,
+    sync::atomic::Ordering::Relaxed,
     time::Duration,
 };
 
-use common::{Client, Session, WAIT, bind_at, pass_everything, run, until};
+use common::{Client, Replica, Session, WAIT, bind_at, is_rejected, pass_everything, run, until};
 use nix::sched::{CloneFlags, setns, unshare};
+use underpass_authority::{Config as Authority, FileConfig};
 use underpass_coordinator::{
     agent::{Agent, AgentHandle},
     config::{Config, DataPathKind, Mode, Shard, WritePath},
 };
-use underpass_protocol::wire::{Endpoint, Kind, Op, Packet, Status};
-use underpass_replica::{Options, Replica};
+use underpass_protocol::{
+    control::ClusterKey,
+    wire::{Endpoint, Kind, Op, Packet, Reason, Status},
+};
 
 /// The calling thread in a namespace of its own with the coordinator's device; the rest of the world in another.
 struct Net {
@@ -51,14 +55,8 @@ impl Net {
         run(&format!("ip netns exec {world} ethtool -K p0 tx off gso off"));
         net.in_world(|| pass_everything("p0"));
         run(&format!("ip -n {world} link set lo up"));
-        net.replicas = net.in_world(|| {
-            let options = |host| Options {
-                listen: format!("{host}:5550").parse().unwrap(),
-                memory_mib: 16,
-                ..Options::default()
-            };
-            HOSTS.into_iter().map(|host| Replica::start(options(host)).unwrap()).collect()
-        });
+        let replica = |host| Replica::at(&format!("{host}:5550"), ClusterKey::default());
+        net.replicas = net.in_world(|| HOSTS.into_iter().map(replica).collect());
         Some(net)
     }
 
@@ -81,8 +79,13 @@ impl Net {
             datapath: DataPathKind::Xdp,
             buckets: 64,
             sessions: 64,
-            state: Some(self.state.path().to_owned()),
-            shards: vec![Shard { id: 0, members: self.replicas.iter().map(|r| r.local_addr().into()).collect() }],
+            authority: Some(Authority::File(FileConfig { directory: self.state.path().to_owned() })),
+            shards: vec![Shard { id: 0, members: self.replicas.iter().map(|replica| replica.endpoint).collect() }],
+            // A machine under load is no failure.
+            suspect_ms: 300,
+            lost_ms: 1500,
+            lease_ms: 2000,
+            stuck_ms: 60_000,
             ..Config::default()
         }
     }
@@ -130,27 +133,33 @@ fn serves(session: &Session<'_>, request: u64) {
 #[test]
 fn serves_and_leaves_nothing_behind() {
     let Some(net) = Net::new("a") else { return };
-    for epoch in 1..=2 {
+    let mut epochs = Vec::new();
+    for life in 0..2 {
         let agent = net.agent();
         assert!(net.is_attached() && net.pins().is_some());
         let client = net.client();
         let session = client.open(1);
+        if life > 0 {
+            assert_eq!(session.read(1).value, b"50", "it is with the replicas");
+        }
         for request in 1..=50 {
-            serves(&session, request);
+            serves(&session, request + life);
         }
         let stats = agent.stats().unwrap();
-        assert_eq!((stats.datapath.as_str(), stats.shards[0].epoch), ("xdp", epoch));
-        for (name, count) in [("write", 50), ("clone", 150), ("commit", 50), ("read", 50)] {
+        let epoch = stats.shards[0].epoch;
+        epochs.push(epoch);
+        assert_eq!(stats.datapath, "xdp");
+        for (name, count) in [("write", 50), ("clone", 150), ("commit", 50), ("read", 50 + life)] {
             assert_eq!(stats.counters[name], count, "{name}");
         }
-        assert!(
-            stats.shards[0].members.iter().all(|member| member.next_hop.as_ref().is_some_and(|hop| hop.len() == 17))
-        );
+        let hops = stats.next_hops.unwrap();
+        assert!(hops.len() == 3 && hops.values().all(|hop| hop.len() == 17), "{hops:?}");
         assert!(session.close().unwrap().closed);
-        until("what is stable", || agent.stats().unwrap().shards[0].stable == (epoch as u64) * (1 << 40) + 50);
-        assert!(agent.stop().unwrap().clean);
+        until("what is stable", || agent.stats().unwrap().shards[0].stable == u64::from(epoch) * (1 << 40) + 50);
+        assert!(agent.stop().unwrap().recorded);
         assert!(!net.is_attached() && net.pins().is_none());
     }
+    assert!(epochs[0] < epochs[1], "{epochs:?}");
 }
 
 #[test]
@@ -162,75 +171,70 @@ fn a_dead_agent_is_succeeded_under_the_same_epoch() {
     serves(&session, 1);
     agent.abandon();
 
-    // Nobody decides, but what was decided goes on.
+    // Nobody decides, but what was decided goes on, for a lease.
     assert!(net.is_attached());
     for request in 2..=20 {
         serves(&session, request);
     }
-
-    // Not with another configuration: its tables are of this one.
-    let mut other = net.config();
-    other.shards[0].members.pop();
-    let error = Agent::start(other).err().unwrap().to_string();
-    assert!(error.contains("other replicas"), "{error}");
-    let mut other = net.config();
-    other.shards[0].id = 1;
-    let error = Agent::start(other).err().unwrap().to_string();
-    assert!(error.contains("shard 0"), "{error}");
-    let elsewhere = tempfile::tempdir().unwrap();
-    let other = Config { state: Some(elsewhere.path().to_owned()), ..net.config() };
-    let error = Agent::start(other).err().unwrap().to_string();
-    assert!(error.contains("authority's record"), "{error}");
-    serves(&session, 21);
-
     let agent = net.agent();
     let stats = agent.stats().unwrap();
-    assert_eq!((stats.shards[0].epoch, stats.sessions_open), (1, 1));
-    serves(&session, 22);
+    assert_eq!((stats.shards[0].epoch, stats.shards[0].tenure, stats.sessions_open), (1, 1, 1));
+    serves(&session, 21);
     let second = client.open(2);
     assert_ne!(second.session.index(), session.session.index());
     assert!(second.session.generation() > session.session.generation(), "never issued before");
     serves(&second, 1);
-    until("what is stable", || agent.stats().unwrap().shards[0].stable == (1 << 40) + 23);
+    until("what is stable", || agent.stats().unwrap().shards[0].stable == (1 << 40) + 22);
     assert!(session.close().unwrap().closed, "the first agent's session is the second one's");
-    assert!(agent.stop().unwrap().clean);
-    assert!(!net.is_attached() && net.pins().is_none());
 
-    // And what all of them left is kept.
+    // Left on purpose, and for longer than the lease: it refuses, and then goes on.
+    agent.leave().unwrap();
+    serves(&second, 2);
+    std::thread::sleep(Duration::from_millis(2100));
+    is_rejected(&second.write(3), Op::WReject, Reason::Lease);
     let agent = net.agent();
-    let third = net.client();
-    assert_eq!(third.open(1).read(1).value, b"1");
-    drop(agent);
+    assert_eq!(agent.stats().unwrap().shards[0].epoch, 1);
+    serves(&second, 4);
+    assert!(agent.stop().unwrap().recorded);
+    assert!(!net.is_attached() && net.pins().is_none());
 }
 
 #[test]
-fn an_epoch_recorded_as_clean_is_not_once_it_is_taken_over() {
+fn a_dead_agents_tables_are_not_gone_on_with_if_the_record_is_anothers() {
     let Some(net) = Net::new("e") else { return };
+    net.agent().abandon();
+    assert!(net.is_attached());
+    // Another authority, which knows nothing of that shard: replicas hold what is not its own.
+    let elsewhere = tempfile::tempdir().unwrap();
+    let authority = Some(Authority::File(FileConfig { directory: elsewhere.path().to_owned() }));
+    let stranger = Agent::start(Config { authority, ..net.config() }).unwrap();
+    until("its trouble", || stranger.stats().unwrap().shards[0].trouble.contains("is this the right authority"));
+    let client = net.client();
+    is_rejected(&client.ask(&client.open_datagram(1, 0)), Op::ControlReject, Reason::NotCoordinator);
+    stranger.stop().unwrap();
+    // The right one takes over from the replicas: the tables are gone.
     let agent = net.agent();
-    agent.abandon();
-    // As an agent leaves it that dies, or waits in vain for another shard, between recording the end and detaching.
-    let path = net.state.path().join("authority.json");
-    let record = || -> serde_json::Value { serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap() };
-    let mut ended = record();
-    for field in ["clean_from", "clean_epoch"] {
-        ended["shards"][0][field] = 1.into();
-    }
-    std::fs::write(&path, ended.to_string()).unwrap();
-
-    let agent = net.agent();
-    assert_eq!(agent.stats().unwrap().shards[0].epoch, 1);
+    assert!(agent.stats().unwrap().shards[0].epoch > 1);
     serves(&net.client().open(1), 1);
-    agent.abandon();
-    assert_eq!(record()["shards"][0]["clean_epoch"], 0, "writes were ordered since");
+    drop(agent);
+
+    // A shard that this agent does not serve ends.
+    net.agent().abandon();
+    let mut other = net.config();
+    other.shards[0].id = 1;
+    let agent = Agent::start(other).unwrap();
+    is_rejected(&client.ask(&client.open_datagram(1, 0)), Op::ControlReject, Reason::Shard);
+    drop(agent);
 }
 
 /// What XDP passes on because it is for another port is no ordered write, whatever it says.
 #[test]
 fn tc_clones_nothing_that_xdp_did_not_order() {
-    let Some(mut net) = Net::new("f") else { return };
-    let agent = Agent::start(Config { write_path: WritePath::Tc, ..net.config() }).unwrap();
+    let Some(net) = Net::new("f") else { return };
+    let config = Config { write_path: WritePath::Tc, lost_ms: 20_000, lease_ms: 30_000, ..net.config() };
+    let agent = Agent::start(config).unwrap();
     agent.wait_serving(WAIT).unwrap();
-    net.replicas.pop().unwrap().stop().unwrap();
+    net.replicas[2].behaviour.silent.store(true, Relaxed);
     let client = net.client();
     let session = client.open(1);
     let clones = || agent.stats().unwrap().counters["clone"];
@@ -274,7 +278,7 @@ fn clones_at_tc_outlive_the_agent_too() {
     let agent = Agent::start(config()).unwrap();
     agent.wait_serving(WAIT).unwrap();
     serves(&session, 5);
-    assert!(agent.stop().unwrap().clean);
+    assert!(agent.stop().unwrap().recorded);
     assert_eq!(run("tc filter show dev c0 ingress"), "");
 }
 
@@ -291,7 +295,7 @@ fn next_hops_are_followed() {
     run("ip neigh flush all");
     until("the new address", || {
         let stats = agent.stats().unwrap();
-        stats.shards[0].members.iter().all(|member| member.next_hop.as_deref() == Some("02:00:00:00:00:77"))
+        stats.next_hops.unwrap().values().all(|hop| hop == "02:00:00:00:00:77")
     });
     client.socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     let datagram = session.write_datagram(2, Kind::Put, b"2");
@@ -310,7 +314,7 @@ fn generic_mode_is_what_it_says() {
     agent.wait_serving(WAIT).unwrap();
     assert!(agent.stats().unwrap().mode.contains("generic"));
     assert!(run("ip link show dev c0").contains("xdpgeneric"));
-    assert!(agent.stop().unwrap().clean);
+    assert!(agent.stop().unwrap().recorded);
     let missing = Config { device: Some("c9".to_owned()), ..net.config() };
     let error = format!("{:#}", Agent::start(missing).err().unwrap());
     assert!(error.contains("c9"), "{error}");

@@ -131,6 +131,8 @@ pub enum Event<'a> {
         /// Held now.
         held: bool,
     },
+    /// This host was suspended: its monotonic clock stood still while those of others went on.
+    Suspended,
     /// The process is to end, and its tables with it: what it serves is left to others. See [`Agent::has_stopped`].
     Stop,
     /// The operator asks for something; answered by [`Action::Reply`].
@@ -303,6 +305,7 @@ impl Agent {
             tables,
             sessions: &mut self.sessions,
             out: &mut out,
+            stopping: self.stopping,
             #[cfg(feature = "published")]
             mutant: self.mutants,
         };
@@ -322,7 +325,7 @@ impl Agent {
             }
             Event::Datagram { from, bytes } => {
                 if let Ok(packet) = Packet::parse(bytes) {
-                    datagram(&mut self.shards, &mut cx, from, bytes, &packet, self.stopping)?;
+                    datagram(&mut self.shards, &mut cx, from, bytes, &packet)?;
                 }
             }
             Event::Record { shard, revision, record } => {
@@ -347,10 +350,15 @@ impl Agent {
                     out.push(Action::Reply { id, result });
                 }
             },
-            Event::Stop => {
-                self.stopping = true;
+            Event::Suspended => {
                 for shard in self.shards.values_mut() {
-                    shard.leave(&mut cx, None, None)?;
+                    shard.suspended(&mut cx)?;
+                }
+            }
+            Event::Stop => {
+                (self.stopping, cx.stopping) = (true, true);
+                for shard in self.shards.values_mut() {
+                    shard.stop(&mut cx)?;
                 }
             }
         }
@@ -372,38 +380,6 @@ impl Agent {
     pub fn status(&self, now_ms: u64) -> Vec<ShardStatus> {
         self.shards.values().map(|shard| shard.status(now_ms)).collect()
     }
-
-    /// Opens sessions past the handshake: for benchmarks whose clients are packet generators.
-    ///
-    /// # Errors
-    /// The shard is not served here, or there is no free session: says which.
-    pub fn open_sessions(
-        &mut self,
-        now_ms: u64,
-        shard: u32,
-        clients: &[Endpoint],
-        tables: &mut dyn Tables,
-    ) -> Result<Result<Vec<Open>, String>, TablesError> {
-        let mut out = Vec::new();
-        let mut cx = Context {
-            now_ms,
-            settings: &self.settings,
-            tables,
-            sessions: &mut self.sessions,
-            out: &mut out,
-            #[cfg(feature = "published")]
-            mutant: self.mutants,
-        };
-        let Some(at) = self.shards.get(&shard) else { return Ok(Err(format!("there is no shard {shard} here"))) };
-        let mut opened = Vec::new();
-        for &client in clients {
-            match open_session(at, &mut cx, client, None)? {
-                Ok(open) => opened.push(open),
-                Err(reason) => return Ok(Err(format!("no session for {client}: {reason}"))),
-            }
-        }
-        Ok(Ok(opened))
-    }
 }
 
 /// Handles one control packet.
@@ -413,7 +389,6 @@ fn datagram(
     from: Endpoint,
     bytes: &[u8],
     packet: &Packet<'_>,
-    stopping: bool,
 ) -> Result<(), TablesError> {
     let header = packet.header;
     let Some(shard) = shards.get_mut(&header.shard) else {
@@ -423,7 +398,7 @@ fn datagram(
         return Ok(());
     };
     match header.op {
-        Op::Open => return open(shard, cx, from, packet, bytes.len(), stopping),
+        Op::Open => return open(shard, cx, from, packet, bytes.len()),
         Op::Close => return close(shard, cx, from, packet),
         Op::Locate => {
             let whole = packet.value.len() >= OPEN_PADDING;
@@ -550,7 +525,6 @@ fn open(
     from: Endpoint,
     packet: &Packet<'_>,
     len: usize,
-    stopping: bool,
 ) -> Result<(), TablesError> {
     let mut header = packet.header;
     let client = header.reply_to().filter(is_a_hosts);
@@ -559,7 +533,7 @@ fn open(
         reject(Some(shard), cx, header, Reason::Malformed, from);
         return Ok(());
     };
-    if !shard.serves() || stopping {
+    if !shard.serves() || cx.stopping {
         reject(Some(shard), cx, header, Reason::NotCoordinator, from);
         return Ok(());
     }

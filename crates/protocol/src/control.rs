@@ -294,6 +294,24 @@ pub fn parse<T: DeserializeOwned>(packet: &Packet<'_>) -> Option<T> {
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct ClusterKey(pub [u64; 2]);
 
+impl std::str::FromStr for ClusterKey {
+    type Err = String;
+
+    /// From 32 hexadecimal digits, as `openssl rand -hex 16` prints them; white space around them is ignored.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        let half = |digits: &str| u64::from_str_radix(digits, 16).ok();
+        // `from_str_radix` takes a sign.
+        let digits = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let key = if digits { half(&text[..16]).zip(half(&text[16..])) } else { None };
+        let (high, low) = key.ok_or("a cluster key is 32 hexadecimal digits: make one with `openssl rand -hex 16`")?;
+        if (high, low) == (0, 0) {
+            return Err("a cluster key of zeros is none".into());
+        }
+        Ok(Self([high, low]))
+    }
+}
+
 impl std::fmt::Debug for ClusterKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(if *self == Self::default() { "ClusterKey(none)" } else { "ClusterKey(secret)" })
@@ -329,6 +347,18 @@ fn sealed_hash(datagram: &[u8], key: ClusterKey) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_key_is_written_in_hexadecimal() {
+        assert_eq!(
+            "0123456789abcdefFEDCBA9876543210\n".parse(),
+            Ok(ClusterKey([0x0123456789abcdef, 0xfedcba9876543210]))
+        );
+        for wrong in ["", "0123", "+123456789abcdef+edcba9876543210", &"0".repeat(32), &"g".repeat(32), &"é".repeat(16)]
+        {
+            assert!(wrong.parse::<ClusterKey>().is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn a_seal_covers_every_byte() {

@@ -88,14 +88,23 @@ impl System {
         let rack = Rack::up(&rack).unwrap();
         let mut system = Self { rack, variant, folder, agent: None, replicas: Vec::new() };
         for index in 0..variant.replicas() {
-            let host = system.rack.host(&replica_name(index)).unwrap();
-            let mut command = host.command(PROGRAM).unwrap();
-            command.args(["replica", "--memory", "256", "--listen", &format!("{}:{PORT}", host.addr), "--control"]);
-            command.arg(system.control(&replica_name(index))).stderr(system.log(&replica_name(index)));
-            system.replicas.push(Some(command.spawn().unwrap()));
+            system.replicas.push(None);
+            system.start_replica(index);
         }
         system.agent = Some(system.start_agent());
         system
+    }
+
+    /// Starts a replica, in place of one that ran before.
+    pub fn start_replica(&mut self, index: usize) {
+        let name = replica_name(index);
+        let host = self.rack.host(&name).unwrap();
+        let mut command = host.command(PROGRAM).unwrap();
+        command.args(["replica", "--memory", "256", "--listen", &format!("{}:{PORT}", host.addr), "--control"]);
+        command.arg(self.control(&name)).stderr(self.log(&name));
+        if let Some(mut before) = self.replicas[index].replace(command.spawn().unwrap()) {
+            let _ = before.wait();
+        }
     }
 
     fn control(&self, of: &str) -> PathBuf {
@@ -170,6 +179,13 @@ impl System {
         assert!(status.success(), "the agent ended with {status}\n{}", self.logs());
     }
 
+    /// Has an agent end and leave its kernel program at work.
+    pub fn hang_up(&self, agent: &mut Child) {
+        kill(Pid::from_raw(agent.id() as i32), Signal::SIGHUP).unwrap();
+        let status = agent.wait().unwrap();
+        assert!(status.success(), "the agent ended with {status}\n{}", self.logs());
+    }
+
     pub fn kill_replica(&self, index: usize) {
         let replica = self.replicas[index].as_ref().unwrap();
         kill(Pid::from_raw(replica.id() as i32), Signal::SIGKILL).unwrap();
@@ -217,10 +233,10 @@ impl System {
     /// Every replica holds the same items once nothing is under way.
     pub fn replicas_agree(&self) {
         let items = |index| {
-            let (_, stats) = underpass_replica::cli::ask(&self.control(&replica_name(index))).unwrap();
-            stats.items
+            let asked = underpass_replica::cli::ask(&self.control(&replica_name(index)));
+            asked.map_or(0, |(_, stats)| stats.items)
         };
-        let until = Instant::now() + Duration::from_secs(5);
+        let until = Instant::now() + Duration::from_secs(10);
         loop {
             let counts: Vec<_> = (0..self.variant.replicas()).map(items).collect();
             if counts.chunks(REPLICAS).all(|shard| shard.iter().all(|count| *count == shard[0] && *count > 0)) {

@@ -1,4 +1,4 @@
-//! A client as raw as can be, for tests of a coordinator from outside.
+//! A client as raw as can be, and replicas that misbehave on demand, for tests of a coordinator from outside.
 
 #![allow(dead_code, reason = "each test uses a part")]
 
@@ -7,11 +7,17 @@ pub mod raw;
 use std::{
     net::{SocketAddr, SocketAddrV4, UdpSocket},
     process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
 use underpass_protocol::{
-    control::{self, Closed, OPEN_PADDING, Open, Opened},
+    control::{self, Closed, ClusterKey, HeartbeatAck, OPEN_PADDING, Open, Opened},
+    replica::{self, Action, Event, Settings},
     wire::{Endpoint, Header, Kind, Op, Packet, Reason, SessionId},
 };
 
@@ -54,6 +60,26 @@ impl Client {
 
     pub fn send(&self, datagram: &[u8]) {
         self.socket.send_to(datagram, self.coordinator).unwrap();
+    }
+
+    /// Sends until something comes back: what a client's library does.
+    pub fn insist(&self, datagram: &[u8]) -> Answer {
+        self.socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let mut buffer = [0; 2048];
+        let mut answer = None;
+        until("an answer that is no reject", || {
+            self.send(datagram);
+            let Ok(len) = self.socket.recv(&mut buffer) else { return false };
+            let packet = Packet::parse(&buffer[..len]).unwrap();
+            let asked = Packet::parse(datagram).unwrap().header;
+            if matches!(packet.header.op, Op::WReply | Op::RReply) && packet.header.request == asked.request {
+                let (key, value) = (packet.key.to_vec(), packet.value.to_vec());
+                answer = Some(Answer { header: packet.header, key, value, len });
+            }
+            answer.is_some()
+        });
+        self.socket.set_read_timeout(Some(WAIT)).unwrap();
+        answer.unwrap()
     }
 
     pub fn receive(&self) -> Answer {
@@ -191,4 +217,115 @@ pub fn pass_everything(device: &str) {
     assert_eq!(attached, 0);
     // SAFETY: this function's own descriptor; the attachment keeps the program.
     unsafe { libc::close(fd) };
+
+/// What a test changes in a replica while it runs.
+#[derive(Default)]
+pub struct Behaviour {
+    stop: AtomicBool,
+    /// Takes nothing, says nothing.
+    pub silent: AtomicBool,
+    /// Does not get writes.
+    pub no_writes: AtomicBool,
+    /// Its acknowledgements get lost.
+    pub keeps_acks: AtomicBool,
+    /// Bytes that it says to use, if not 0.
+    pub used_bytes: AtomicU64,
+    /// Ends its life, and begins the next one empty.
+    restart: AtomicBool,
+    /// Its life.
+    pub incarnation: AtomicU64,
+    /// Items that it holds.
+    pub items: AtomicU64,
+}
+
+/// The pure replica on a socket and a thread.
+pub struct Replica {
+    pub endpoint: Endpoint,
+    pub behaviour: Arc<Behaviour>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Replica {
+    pub fn start() -> Self {
+        Self::at("127.0.0.1:0", ClusterKey::default())
+    }
+
+    pub fn at(address: &str, key: ClusterKey) -> Self {
+        let (socket, endpoint) = bind_at(address);
+        socket.set_read_timeout(Some(Duration::from_millis(2))).unwrap();
+        let behaviour = Arc::new(Behaviour::default());
+        let thread = std::thread::spawn({
+            let behaviour = behaviour.clone();
+            move || {
+                while !behaviour.stop.load(Relaxed) {
+                    live(&behaviour, &socket, key);
+                }
+            }
+        });
+        Self { endpoint, behaviour, thread: Some(thread) }
+    }
+
+    pub fn restart(&self) {
+        let before = self.behaviour.incarnation.load(Relaxed);
+        self.behaviour.restart.store(true, Relaxed);
+        until("another life", || self.behaviour.incarnation.load(Relaxed) != before);
+    }
+
+    pub fn items(&self) -> u64 {
+        self.behaviour.items.load(Relaxed)
+    }
+}
+
+/// One life of a replica.
+fn live(behaviour: &Behaviour, socket: &UdpSocket, key: ClusterKey) {
+    let start = Instant::now();
+    let incarnation = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0u8) >> 16 | 1;
+    let settings = Settings { cluster_key: key, ..Settings::simulated(incarnation, 1 << 20) };
+    let replica = replica::Replica::new(settings);
+    behaviour.incarnation.store(incarnation, Relaxed);
+    let mut buffer = [0; 2048];
+    while !behaviour.stop.load(Relaxed) && !behaviour.restart.swap(false, Relaxed) {
+        let received = socket.recv_from(&mut buffer);
+        let now_ms = 1 + start.elapsed().as_millis() as u64;
+        let mut actions = replica.tick(now_ms);
+        if let Ok((len, SocketAddr::V4(from))) = received
+            && !behaviour.silent.load(Relaxed)
+        {
+            let bytes = &buffer[..len];
+            let is_write = Packet::parse(bytes).is_ok_and(|packet| packet.header.op == Op::Write);
+            if !(is_write && behaviour.no_writes.load(Relaxed)) {
+                actions.extend(replica.step(now_ms, Event::Datagram { from: from.into(), bytes }));
+            }
+        }
+        behaviour.items.store(replica.usage().items, Relaxed);
+        for action in actions {
+            let Action::Send { to, bytes } = action else { continue };
+            if let Some(bytes) = changed(behaviour, key, bytes) {
+                socket.send_to(&bytes, SocketAddrV4::from(to)).unwrap();
+            }
+        }
+    }
+}
+
+/// What becomes of a datagram that a replica sends.
+fn changed(behaviour: &Behaviour, key: ClusterKey, bytes: Vec<u8>) -> Option<Vec<u8>> {
+    let packet = Packet::parse(&bytes).unwrap();
+    let used_bytes = behaviour.used_bytes.load(Relaxed);
+    match packet.header.op {
+        Op::WReply if behaviour.keeps_acks.load(Relaxed) => None,
+        Op::HeartbeatAck if used_bytes != 0 => {
+            let ack: HeartbeatAck = control::parse(&packet).unwrap();
+            let header = packet.header;
+            Some(control::seal(control::emit(header, &HeartbeatAck { used_bytes, ..ack }), key))
+        }
+        _ => Some(bytes),
+    }
+}
+
+impl Drop for Replica {
+    fn drop(&mut self) {
+        self.behaviour.stop.store(true, Relaxed);
+        let ended = self.thread.take().unwrap().join();
+        assert!(ended.is_ok() || std::thread::panicking(), "a replica panicked");
+    }
 }

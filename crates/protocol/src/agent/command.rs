@@ -73,6 +73,14 @@ impl Shard {
         }
     }
 
+    /// The process is to end: what it serves is left, and what it was about to serve is not begun.
+    pub(super) fn stop(&mut self, cx: &mut Context<'_>) -> Result<(), TablesError> {
+        match self.part {
+            Part::Forming | Part::TakingOver(_) => self.step_down(cx, "this agent is stopping"),
+            _ => self.leave(cx, None, None),
+        }
+    }
+
     /// It left, and that is on record.
     pub(super) fn has_left(&self) -> bool {
         match &self.part {

@@ -365,9 +365,19 @@ impl Shard {
     pub(super) fn lease_of(&self, record: &Record, must_ack: &BTreeMap<u8, u64>, active_only: bool) -> u64 {
         let grants = must_ack.iter().filter_map(|(index, incarnation)| {
             let member = self.members.get(index).filter(|member| member.info.incarnation == *incarnation)?;
-            (!active_only || member.info.active).then(|| member.granted_ms.unwrap_or(0))
+            let granted_ms = member.granted_ms.filter(|&granted_ms| granted_ms > self.suspended_ms);
+            (!active_only || member.info.active).then(|| granted_ms.unwrap_or(0))
         });
         grants.min().map_or(0, |granted| if granted == 0 { 0 } else { granted + record.lease_ms })
+    }
+
+    /// The lease ran on while this host's clock stood still: it is over, until members answer anew.
+    pub(super) fn suspended(&mut self, cx: &mut Context<'_>) -> Result<(), TablesError> {
+        self.suspended_ms = cx.now_ms;
+        let Part::Serving(serving) = &mut self.part else { return Ok(()) };
+        serving.lease_until_ms = 0;
+        cx.log(Level::Warn, format!("shard {}: this host was suspended: its lease is over", self.id));
+        self.write(cx)
     }
 
     pub(super) fn extend(&mut self, cx: &mut Context<'_>) -> Result<(), TablesError> {

@@ -32,6 +32,8 @@ pub(super) struct Context<'a> {
     pub tables: &'a mut dyn Tables,
     pub sessions: &'a mut Sessions,
     pub out: &'a mut Vec<Action>,
+    /// Nothing is begun any more.
+    pub stopping: bool,
     #[cfg(feature = "published")]
     pub mutant: super::Mutants,
 }
@@ -118,6 +120,8 @@ pub(super) struct Shard {
     pub hello_ms: u64,
     pub heartbeat_ms: u64,
     pub checked_ms: u64,
+    /// What was sent up to here grants nothing: this host was suspended since.
+    pub suspended_ms: u64,
     /// The last thing wrong with the shard as a whole.
     pub trouble: String,
 }
@@ -140,6 +144,7 @@ impl Shard {
             hello_ms: now_ms,
             heartbeat_ms: now_ms,
             checked_ms: now_ms,
+            suspended_ms: 0,
             trouble: String::new(),
         }
     }
@@ -400,7 +405,7 @@ impl Shard {
 
     /// A standby that holds the role begins.
     pub(super) fn begin(&mut self, cx: &mut Context<'_>) -> Result<(), TablesError> {
-        if !self.loaded || self.is_storing() {
+        if !self.loaded || self.is_storing() || cx.stopping {
             return Ok(());
         }
         let Some(record) = self.record.clone() else {

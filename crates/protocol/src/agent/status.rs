@@ -1,12 +1,12 @@
 //! What an agent says of its shards, for the operator.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::shard::{Part, Shard};
 use crate::control::Copying;
 
 /// A shard.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardStatus {
     /// Number.
     pub shard: u32,
@@ -41,7 +41,7 @@ pub struct ShardStatus {
 }
 
 /// A replica that takes part.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberStatus {
     /// Member index.
     pub index: u8,
@@ -72,7 +72,7 @@ pub struct MemberStatus {
 }
 
 /// A replica that shall take part and does not.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CandidateStatus {
     /// Number.
     pub id: u32,
