@@ -139,19 +139,21 @@ fn serves_and_leaves_nothing_behind() {
         assert!(net.is_attached() && net.pins().is_some());
         let client = net.client();
         let session = client.open(1);
-        if life > 0 {
-            assert_eq!(session.read(1).value, b"50", "it is with the replicas");
-        }
+        let left = session.read(1).value;
+        assert_eq!(left, if life > 0 { &b"50"[..] } else { b"" }, "it is with the replicas");
+        let before = agent.stats().unwrap().counters;
         for request in 1..=50 {
-            serves(&session, request + life);
+            serves(&session, request);
         }
         let stats = agent.stats().unwrap();
         let epoch = stats.shards[0].epoch;
         epochs.push(epoch);
         assert_eq!(stats.datapath, "xdp");
-        for (name, count) in [("write", 50), ("clone", 150), ("commit", 50), ("read", 50 + life)] {
-            assert_eq!(stats.counters[name], count, "{name}");
+        for (name, count) in [("write", 50), ("clone", 150), ("commit", 50)] {
+            assert_eq!(stats.counters[name] - before[name], count, "{name}");
         }
+        // Some of them found a replica without a lease.
+        assert!(stats.counters["read"] - before["read"] >= 50);
         let hops = stats.next_hops.unwrap();
         assert!(hops.len() == 3 && hops.values().all(|hop| hop.len() == 17), "{hops:?}");
         assert!(session.close().unwrap().closed);
@@ -180,6 +182,7 @@ fn a_dead_agent_is_succeeded_under_the_same_epoch() {
     let stats = agent.stats().unwrap();
     assert_eq!((stats.shards[0].epoch, stats.shards[0].tenure, stats.sessions_open), (1, 1, 1));
     serves(&session, 21);
+    until("session counters of its own", || !agent.stats().unwrap().shards[0].storing);
     let second = client.open(2);
     assert_ne!(second.session.index(), session.session.index());
     assert!(second.session.generation() > session.session.generation(), "never issued before");

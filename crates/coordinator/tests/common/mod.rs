@@ -159,8 +159,17 @@ impl Session<'_> {
         self.client.ask(&self.write_datagram(request, Kind::Put, b"value"))
     }
 
+    /// A replica has a lease only when it has heard twice of a coordinator that has one.
     pub fn read(&self, request: u64) -> Answer {
-        self.client.ask(&self.header(Op::Read, request).datagram(b"key", b""))
+        let datagram = self.header(Op::Read, request).datagram(b"key", b"");
+        let lease = Reason::Lease.to_wire();
+        let mut answer = self.client.ask(&datagram);
+        let deadline = Instant::now() + WAIT;
+        while (answer.header.op, answer.header.status) == (Op::RReject, lease) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
+            answer = self.client.ask(&datagram);
+        }
+        answer
     }
 
     pub fn close(&self) -> Result<Closed, Reason> {
@@ -217,6 +226,7 @@ pub fn pass_everything(device: &str) {
     assert_eq!(attached, 0);
     // SAFETY: this function's own descriptor; the attachment keeps the program.
     unsafe { libc::close(fd) };
+}
 
 /// What a test changes in a replica while it runs.
 #[derive(Default)]
