@@ -170,6 +170,42 @@ impl Daemon {
         Ok(())
     }
 
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn signal(&mut self, signal: Signal) -> Result<()> {
+        self.check()?;
+        kill(Pid::from_raw(self.child.id() as i32), signal).with_context(|| format!("cannot signal {}", self.name))
+    }
+
+    /// Ends it at once, as a crash does.
+    ///
+    /// # Errors
+    /// When it had ended before.
+    pub fn crash(mut self) -> Result<()> {
+        self.check()?;
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Waits until it has ended by itself, however.
+    ///
+    /// # Errors
+    /// When it takes longer.
+    pub fn wait(&mut self, length: Duration) -> Result<std::process::ExitStatus> {
+        let until = Instant::now() + length;
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            check_interrupt()?;
+            ensure!(Instant::now() < until, "{} does not end within {length:?}; it said:\n{}", self.name, self.said());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Waits until a file appears that it makes when it is ready.
     ///
     /// # Errors
@@ -197,7 +233,10 @@ impl Daemon {
         if let Some(status) = self.child.try_wait()? {
             return ended(status, self);
         }
-        kill(Pid::from_raw(self.child.id() as i32), Signal::SIGTERM)?;
+        let pid = Pid::from_raw(self.child.id() as i32);
+        kill(pid, Signal::SIGTERM)?;
+        // One that is stopped cannot end.
+        kill(pid, Signal::SIGCONT)?;
         let until = Instant::now() + length;
         while Instant::now() < until {
             if let Some(status) = self.child.try_wait()? {

@@ -1,5 +1,7 @@
 //! The binary `underpass`.
 
+mod admin;
+
 use std::{io::IsTerminal, process::ExitCode};
 
 use clap::{Parser, Subcommand};
@@ -17,13 +19,21 @@ struct Arguments {
 enum Command {
     #[command(flatten)]
     Client(underpass_client::cli::Command),
-    /// Run a coordinator, or ask one how it is
+    /// Run a coordinator, ask one how it is, or have it hand a shard over
     #[command(subcommand)]
-    Coordinator(underpass_coordinator::cli::Command),
+    Coordinator(Coordinator),
     /// Run a replica
     Replica(underpass_replica::cli::Args),
     /// Show counters and contents of a running replica
     ReplicaStats(underpass_replica::cli::StatsArgs),
+    /// Tell how a coordinator and its shards are: what is wrong, and what to do, first
+    Status(admin::StatusArgs),
+    /// Show or change which replicas take part in a shard
+    #[command(subcommand)]
+    Members(admin::Members),
+    /// Put shards on record, show them, or give one's data up
+    #[command(subcommand)]
+    Shard(admin::Shard),
     /// Run a virtual rack: hosts in network namespaces behind a switch with faults
     #[command(subcommand)]
     Rack(underpass_rack::cli::Action),
@@ -34,18 +44,33 @@ enum Command {
     Bench(underpass_bench::cli::Command),
     /// Show a replicated rack at work, measure it, check it, and leave nothing behind
     Demo(underpass_bench::cli::DemoArgs),
+    /// Break a replicated rack on purpose, under load, and check what clients saw
+    Drill(underpass_drill::cli::DrillArgs),
+}
+
+#[derive(Debug, Subcommand)]
+enum Coordinator {
+    #[command(flatten)]
+    Agent(underpass_coordinator::cli::Command),
+    /// Hand a shard over to another coordinator, without losing a request
+    Transfer(admin::TransferArgs),
 }
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Client(command) => return underpass_client::cli::run(command),
-        Command::Coordinator(command) => underpass_coordinator::cli::run(command)?,
+        Command::Coordinator(Coordinator::Agent(command)) => underpass_coordinator::cli::run(command)?,
+        Command::Coordinator(Coordinator::Transfer(args)) => admin::transfer(&args)?,
         Command::Replica(args) => underpass_replica::cli::run(args)?,
         Command::ReplicaStats(args) => underpass_replica::cli::run_stats(args)?,
         Command::Rack(action) => underpass_rack::cli::run(action)?,
         Command::Check(args) => underpass_check::cli::run(&args)?,
         Command::Bench(command) => underpass_bench::cli::run(command)?,
         Command::Demo(args) => underpass_bench::cli::run_demo(&args)?,
+        Command::Drill(args) => underpass_drill::cli::run(&args)?,
+        Command::Status(args) => admin::show_status(&args)?,
+        Command::Members(action) => admin::members(action)?,
+        Command::Shard(action) => admin::shard(action)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -42,6 +42,8 @@ use crate::{
 
 /// Time between attempts to resolve a next hop.
 const PROBE_MS: u64 = 1000;
+/// Time between looks whether the data path is still attached.
+const ATTACHED_MS: u64 = 100;
 /// Control packets handled between two looks at everything else.
 const CONTROL_BURST: usize = 256;
 /// How long a stop waits until it is on record that nothing is served any more.
@@ -301,6 +303,8 @@ struct Driver {
     asked: u64,
     suspension: Suspension,
     started_ms: u64,
+    /// When to look next whether the data path is still attached.
+    attached_ms: u64,
     /// A stop is under way until this moment.
     stopping_ms: Option<u64>,
     resigned: bool,
@@ -392,6 +396,7 @@ impl Driver {
             asked: 0,
             suspension,
             started_ms: now_ms,
+            attached_ms: 0,
             stopping_ms: None,
             resigned: false,
         })
@@ -435,6 +440,12 @@ impl Driver {
             let now_ms = now_ms();
             if self.next_hops.as_mut().is_some_and(NextHops::poll_changes) || now_ms >= self.probe_ms {
                 self.resolve(now_ms);
+            }
+            if now_ms >= self.attached_ms {
+                self.attached_ms = now_ms + ATTACHED_MS;
+                if self.datapath.stay_attached()? {
+                    error!("the program was detached by somebody else; it is attached again, with its tables");
+                }
             }
             if now_ms >= self.agent.due() {
                 self.step(Event::Tick)?;

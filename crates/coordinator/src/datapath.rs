@@ -53,6 +53,14 @@ pub trait DataPath: Tables {
     /// Where control packets come from and replies to them go. Called once.
     fn take_control(&mut self) -> ControlPort;
 
+    /// Attaches again what somebody else has detached; whether there was anything to do.
+    ///
+    /// # Errors
+    /// It cannot be attached: packets go unhandled.
+    fn stay_attached(&mut self) -> Result<bool> {
+        Ok(false)
+    }
+
     /// Detaches and leaves nothing behind. Dropping without it is a crash.
     fn stop(self: Box<Self>) -> Result<()>;
 

@@ -195,6 +195,11 @@ impl DataPath for XdpDataPath {
         self.options.pinned
     }
 
+    fn stay_attached(&mut self) -> Result<bool> {
+        let again = self.kernel.stay_attached(self.ifindex, self.options.mode);
+        again.with_context(|| format!("the program was detached from {} by somebody else", self.options.device))
+    }
+
     fn stop(mut self: Box<Self>) -> Result<()> {
         self.kernel.detach();
         drop(self.forwarder.take());

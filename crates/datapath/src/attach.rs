@@ -97,7 +97,8 @@ impl Link {
         Ok(link)
     }
 
-    fn ifindex(&self) -> io::Result<u32> {
+    /// The interface that it is on; 0: none any more.
+    pub fn ifindex(&self) -> io::Result<u32> {
         // SAFETY: all-zero is a valid value of this C structure of integers.
         let mut info: sys::bpf_link_info = unsafe { std::mem::zeroed() };
         let mut len = size_of::<sys::bpf_link_info>() as u32;

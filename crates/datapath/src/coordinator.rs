@@ -245,6 +245,24 @@ impl CoordinatorKernel {
         self.sizes
     }
 
+    /// Attaches the program again if somebody else has detached it; whether it had to be. The tables have stood still meanwhile:
+    /// for everybody, some packets were lost.
+    pub fn stay_attached(&mut self, ifindex: u32, mode: Mode) -> Result<bool, AttachError> {
+        let asking = |source| AttachError::new("asking whether the program is attached", source);
+        match &self.link {
+            Some(link) if link.ifindex().map_err(asking)? != ifindex => {}
+            _ => return Ok(false),
+        }
+        let link = attach_xdp(self.program("coordinator").as_fd(), ifindex, mode)?;
+        if let Some(pins) = &self.pins {
+            let path = pins.join("link");
+            let _ = fs::remove_file(&path);
+            link.pin(&path)?;
+        }
+        self.link = Some(link);
+        Ok(true)
+    }
+
     /// Attaches to an interface, pinning link and tables if a pin directory was given. An attachment that an earlier agent
     /// left in that directory is updated in place: no packet goes unhandled.
     pub fn attach(&mut self, ifindex: u32, mode: Mode) -> Result<(), AttachError> {
