@@ -251,8 +251,9 @@ impl World<'_> {
                 }
                 Some(outcome) => {
                     self.counts.answered += 1;
-                    // A reply from a record that a take-over rebuilt does not tell it.
-                    entry.time_ms = done.time_ms.filter(|time_ms| *time_ms != 0);
+                    // A reply from a record that a take-over rebuilt does not tell it. And a read that was long under way
+                    // may see what is stable by now, later than its stamp.
+                    entry.time_ms = done.time_ms.filter(|time_ms| *time_ms != 0 && !is_read);
                     entry.finish(outcome, done.done_ns);
                     if let Some(cas) = entry.cas
                         && let Some(key) = entry.key.0.get(1).map(|digit| digit - b'0')
