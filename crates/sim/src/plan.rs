@@ -144,6 +144,13 @@ pub enum Fault {
     Restart(u8),
     /// A client dies with all that it has outstanding; another one begins in its place.
     Vanish(u8),
+    /// Coordinators do not reach some replicas, or any; when they do again, a client vanishes: its write may be left behind.
+    Forsake {
+        /// The client.
+        client: u8,
+        /// Replicas not reached: bits of their numbers.
+        replicas: u16,
+    },
     /// Nobody reaches the authority.
     AuthorityDown,
     /// The authority takes this long, in milliseconds.
@@ -218,7 +225,7 @@ pub struct Plan {
 /// What wall clocks show when a run begins, in milliseconds since 1970.
 const WALL_MS: u64 = 1_700_000_000_000;
 /// Kinds of faults that a seed may turn on.
-const KINDS: u64 = 13;
+const KINDS: u64 = 14;
 
 impl Plan {
     /// The run of a seed. Every seed has its own selection of faults and rates: what is left out gives room to what is not.
@@ -342,6 +349,10 @@ fn faults(random: &mut Random, shape: &Shape) -> Vec<Planned> {
                 8 => Fault::AuthoritySlow(random.between(5, lease)),
                 9 => Fault::RoleLost(1 + random.below(u64::from(shape.shards)) as u32),
                 10 => Fault::Cut { from: coordinators(random), to: Host::Authority, both: random.chance(500) },
+                12 => {
+                    let replicas = if random.chance(500) { u16::MAX } else { random.next() as u16 };
+                    Fault::Forsake { client: random.below(3) as u8, replicas }
+                }
                 11 => Fault::Restart(random.below(shape.coordinators.len() as u64) as u8),
                 _ => {
                     let shard = 1 + random.below(u64::from(shape.shards)) as u32;
@@ -349,7 +360,11 @@ fn faults(random: &mut Random, shape: &Shape) -> Vec<Planned> {
                 }
             };
             let at_ms = lease + random.below(shape.chaos_ms - lease);
-            planned.push(Planned { at_ms, for_ms: length(random), fault });
+            let for_ms = match fault {
+                Fault::Forsake { .. } => random.between(2, lease / 10),
+                _ => length(random),
+            };
+            planned.push(Planned { at_ms, for_ms, fault });
         }
     }
     planned.retain(|planned| !matches!(&planned.fault, Fault::Cut { from, to, .. } if from == to));
@@ -446,6 +461,9 @@ impl fmt::Display for Fault {
             Self::Crash { host, machine: true } => write!(f, "{host} is dead with its machine"),
             Self::Restart(i) => write!(f, "coordinator {i} is asked to stop"),
             Self::Vanish(client) => write!(f, "client {client} vanishes, another one begins"),
+            Self::Forsake { client, replicas } => {
+                write!(f, "replicas {replicas:016b} hear no coordinator, then client {client} vanishes,")
+            }
             Self::AuthorityDown => write!(f, "the authority is down"),
             Self::AuthoritySlow(ms) => write!(f, "the authority takes up to {ms} ms"),
             Self::RoleLost(shard) => write!(f, "the authority gives up on the coordinator of shard {shard}"),
@@ -480,6 +498,6 @@ mod tests {
                 seen.insert(format!("{:?}", planned.fault).split(['(', ' ']).next().unwrap_or_default().to_owned());
             }
         }
-        assert_eq!(seen.len(), 11, "{seen:?}");
+        assert_eq!(seen.len(), 12, "{seen:?}");
     }
 }

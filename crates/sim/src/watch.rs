@@ -32,6 +32,8 @@ pub struct Routed {
     pub tenure: u32,
     /// Simulated time.
     pub at: u64,
+    /// The read's bound.
+    pub bound: u64,
 }
 
 /// A replica and all that it holds.

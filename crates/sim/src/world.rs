@@ -8,12 +8,16 @@ mod replicas;
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap},
+    collections::{BTreeMap, BTreeSet, BinaryHeap},
     fmt,
 };
 
 use underpass_check::invariants::Violation;
-use underpass_protocol::{agent::Record, agent::Wanted, wire::Endpoint};
+use underpass_protocol::{
+    agent::Record,
+    agent::Wanted,
+    wire::{Endpoint, SessionId},
+};
 
 use self::{clients::User, faults::PendingOrder, replicas::Member};
 use crate::{
@@ -193,6 +197,10 @@ pub struct World<'a> {
     users: Vec<User>,
     orders: Vec<PendingOrder>,
     watches: Vec<Watch>,
+    /// Reads that may have been answered above their bound, since more is stable now.
+    beyond: BTreeSet<(SessionId, u64)>,
+    /// Items expire in this run.
+    expiring: bool,
     /// Faults of the plan that are under way.
     begun: Vec<bool>,
     healed_at: Option<u64>,
@@ -255,6 +263,8 @@ impl<'a> World<'a> {
             users: Vec::new(),
             orders: Vec::new(),
             watches: (0..shape.shards).map(|_| Watch::default()).collect(),
+            beyond: BTreeSet::new(),
+            expiring: plan.clients.iter().flat_map(|client| &client.operations).any(|op| op.ttl_ms.is_some()),
             begun: vec![false; plan.faults.len()],
             healed_at: None,
             probing: false,

@@ -23,6 +23,7 @@ fn nothing_is_wrong_and_everything_happens() {
         ("hand-overs", counts.handovers),
         ("repairs", counts.repaired),
         ("aborts", counts.aborts),
+        ("shards that lost everything, or crashes spared", counts.shards_lost + counts.crashes_spared),
         ("conflicts", counts.conflicts),
         ("stores of unknown outcome", counts.unknown_stores),
     ] {

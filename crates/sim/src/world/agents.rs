@@ -500,7 +500,7 @@ impl World<'_> {
             Action::ToMember { to, header, .. } => {
                 self.first_act(shard, tenure)?;
                 self.watch(shard).routes(tenure, now);
-                let routed = Routed { tenure, at: now };
+                let routed = Routed { tenure, at: now, bound: header.seq };
                 self.send(host, to, &header.datagram(packet.key, packet.value), Some(routed))
             }
             Action::ToMembers { header } => {

@@ -1,7 +1,10 @@
 //! The end of a run: liveness, and the last judgements.
 
+use std::collections::BTreeSet;
+
 use underpass_check::{
-    invariants::linearizable,
+    history,
+    invariants::{Violation, linearizable},
     linearizability::{Checker, Options, Verdict},
 };
 use underpass_protocol::{client::NEVER, coordinator::unresolved};
@@ -159,18 +162,30 @@ impl World<'_> {
 
     /// What can only be judged at the end.
     pub(super) fn judge(&mut self) -> Step {
-        let mut checker = Checker::new();
-        for operation in self.users.iter().flat_map(|user| &user.history) {
-            checker.add(operation);
-        }
-        let report = checker.check(&Options { budget: BUDGET, threads: 1 });
-        if report.verdict() == Verdict::Undecided {
-            self.counts.undecided += 1;
-            return Ok(());
-        }
-        linearizable::verify(&report).map_err(|violation| underpass_check::invariants::Violation {
-            what: format!("{}\n{report}", violation.what),
-            ..violation
-        })
+        let history = || self.users.iter().flat_map(|user| &user.history);
+        let check = |keep: &dyn Fn(&history::Operation) -> bool| {
+            let mut checker = Checker::new();
+            history().filter(|entry| keep(entry)).for_each(|entry| checker.add(entry));
+            checker.check(&Options { budget: BUDGET, threads: 1 })
+        };
+        let report = check(&|_| true);
+        let undecided = match report.verdict() {
+            Verdict::Linearizable => false,
+            Verdict::Undecided => true,
+            // Packets' time may run ahead of the hosts' at a take-over: when the items of writes without a stamp expire is
+            // not known closely enough to blame anybody.
+            Verdict::Violation => {
+                let vague = |entry: &&history::Operation| entry.ttl_ms.is_some() && entry.time_ms.is_none();
+                let vague: BTreeSet<_> = history().filter(vague).map(|entry| &entry.key).collect();
+                let rest = check(&|entry| !vague.contains(&entry.key));
+                if rest.verdict() == Verdict::Violation {
+                    return linearizable::verify(&report)
+                        .map_err(|violation| Violation { what: format!("{}\n{report}", violation.what), ..violation });
+                }
+                true
+            }
+        };
+        self.counts.undecided += u64::from(undecided);
+        Ok(())
     }
 }

@@ -39,7 +39,7 @@ impl World<'_> {
         self.begun[i] = true;
         self.at(self.now + for_ms * MS, Event::End(i));
         match *fault {
-            Fault::Cut { .. } | Fault::Isolate { .. } => self.cut(fault, true),
+            Fault::Cut { .. } | Fault::Isolate { .. } | Fault::Forsake { .. } => self.cut(fault, true),
             Fault::Storm(weather) => self.network.storm(weather, true),
             Fault::Pause(host) => self.pause(host),
             Fault::Crash { host: Host::Replica(r), .. } => return self.crash_replica(i, usize::from(r)),
@@ -79,6 +79,10 @@ impl World<'_> {
         }
         match *fault {
             Fault::Cut { .. } | Fault::Isolate { .. } => self.cut(fault, false),
+            Fault::Forsake { client, .. } => {
+                self.cut(fault, false);
+                self.replace_client(usize::from(client));
+            }
             Fault::Storm(weather) => self.network.storm(weather, false),
             Fault::Pause(host) => return self.resume(host),
             Fault::Crash { host: Host::Replica(r), .. } => {
@@ -124,6 +128,13 @@ impl World<'_> {
                     self.network.cut(other, host, begins);
                     if both {
                         self.network.cut(host, other, begins);
+                    }
+                }
+            }
+            Fault::Forsake { replicas, .. } => {
+                for i in (0..self.replicas.len() as u8).filter(|i| replicas & 1 << i != 0) {
+                    for c in 0..self.coordinators.len() as u8 {
+                        self.network.cut(Host::Coordinator(c), Host::Replica(i), begins);
                     }
                 }
             }

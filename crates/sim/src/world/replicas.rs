@@ -129,6 +129,10 @@ impl World<'_> {
             Op::WReply => self.watch(shard).acknowledges(i as u8, incarnation, &packet),
             Op::RReply => {
                 self.counts.reads_answered += 1;
+                let stable = self.replicas[i].replica.as_ref().map_or(0, Replica::stable);
+                if routed.is_some_and(|routed| routed.bound < stable) {
+                    self.beyond.insert((packet.header.session, packet.header.request));
+                }
                 self.watch(shard).answers(i as u8, &packet, routed)
             }
             Op::RReject => {
