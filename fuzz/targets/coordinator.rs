@@ -1,7 +1,7 @@
 //! The coordinator fed by arbitrary packets on several CPUs, held to what the specification promises about it.
 //!
 //! The input is a sequence of small commands: packets of honest sessions and replicas, the same with bytes changed,
-//! arbitrary datagrams, sessions opened and closed, time passing. A packet that has critical sections left waits on a CPU
+//! arbitrary datagrams, sessions opened and closed, writes settled by the agent, time passing. A packet that has critical sections left waits on a CPU
 //! until a command lets it go on, so the input also chooses the interleaving. Afterwards everything that is pending is
 //! acknowledged, and nothing may remain.
 
@@ -15,6 +15,7 @@ use libfuzzer_sys::{
 };
 use underpass_abi::abi::{UP_BUCKET_DIRTY, up_config};
 use underpass_protocol::{
+    agent::{Settlement, Tables},
     coordinator::{Action, CloseOutcome, Coordinator, Settings, Step, slot, unresolved},
     wire::{Endpoint, FLAG_TTL, Header, Kind, Op, Operand, Packet, SessionId, Status},
 };
@@ -31,15 +32,17 @@ const KEYS: u8 = 12;
 struct Write {
     key: Vec<u8>,
     header: Header,
-    /// Members whose acknowledgement has been delivered.
+    /// Members whose acknowledgement has been delivered, or of which the agent knows that they processed it.
     acks: u8,
-    /// The reply has gone to the client.
+    /// Settled as without effect.
+    aborted: bool,
+    /// The reply has gone to the client, or it is settled.
     finished: bool,
 }
 
 impl Write {
     fn decided(&self) -> bool {
-        self.acks == ALL_MEMBERS
+        self.aborted || self.acks == ALL_MEMBERS
     }
 
     fn is_conditional(&self) -> bool {
@@ -109,6 +112,8 @@ fn publish(published: &mut underpass_protocol::coordinator::Published) {
         "retry_is_new" => &mut published.retry_is_new,
         "bound_first" => &mut published.bound_first,
         "finish_first" => &mut published.finish_first,
+        "count_aborted_ack" => &mut published.count_aborted_ack,
+        "abort_keeps_way" => &mut published.abort_keeps_way,
         _ => panic!("no published behaviour is called {name}"),
     };
     *switch = true;
@@ -197,9 +202,14 @@ impl World {
     /// Puts a packet on a CPU, or sees to what became of it. With every CPU taken, the packet that waits
     /// longest is run to its end.
     fn advance(&mut self, step: Step, header: Header, key: Vec<u8>) {
-        if let Step::Done(action) = step {
-            self.check(action, &header, &key);
-            return;
+        match step {
+            Step::Done(action) => return self.check(action, &header, &key),
+            Step::Settled => {
+                let write = self.writes.get_mut(&header.seq).expect("settled by its number");
+                assert!(!std::mem::replace(&mut write.finished, true), "resolved twice");
+                return;
+            }
+            _ => {}
         }
         if self.cpus.len() == CPUS {
             self.resume_to_the_end(0);
@@ -211,7 +221,7 @@ impl World {
     fn resume(&mut self, at: usize) {
         let (step, header, key) = self.cpus.remove(at);
         let next = self.coordinator.resume(step);
-        if let (Step::Order(_), Step::Record(_)) = (step, next) {
+        if let (Step::Order(_), Step::Fix(_) | Step::Record(_)) = (step, next) {
             self.ordered(header, &key);
         }
         self.advance(next, header, key);
@@ -222,6 +232,18 @@ impl World {
         self.resume(at);
         while self.cpus.len() > others {
             self.resume(others);
+        }
+    }
+
+    /// The agent begins to end a write, after it has made sure of every member.
+    fn begin_settle(&mut self, seq: u64, aborts: bool) {
+        let write = self.writes.get_mut(&seq).expect("chosen from them");
+        let (header, key) = (write.header, write.key.clone());
+        let committed = Settlement::Committed { status: Status::Ok.to_wire(), result: 0 };
+        let settlement = if aborts { Settlement::Aborted } else { committed };
+        if let Some(step) = self.coordinator.begin_settle(header.session, header.request, seq, settlement) {
+            (write.aborted, write.acks) = if aborts { (true, write.acks) } else { (false, ALL_MEMBERS) };
+            self.advance(step, header, key);
         }
     }
 
@@ -239,7 +261,7 @@ impl World {
         assert!(!self.writes.values().any(again), "one-effect: a request was ordered twice");
         header.seq = seq;
         header.epoch = EPOCH;
-        let write = Write { key: key.to_vec(), header, acks: 0, finished: false };
+        let write = Write { key: key.to_vec(), header, acks: 0, aborted: false, finished: false };
         let decided = self.of_key(key).filter(|(_, write)| write.decided()).map(|(seq, _)| seq).max().unwrap_or(0);
         for (_, pending) in self.of_key(key).filter(|(seq, _)| *seq > decided) {
             assert!(!pending.is_conditional() && !write.is_conditional(), "a conditional write met a pending one");
@@ -265,13 +287,14 @@ impl World {
             }
             Action::ToClient { to, header } => {
                 let write = self.writes.get_mut(&header.seq).expect("a number that was issued");
-                assert!(write.decided(), "committed-everywhere: a member has not acknowledged");
+                assert!(write.acks == ALL_MEMBERS, "committed-everywhere: a member has not acknowledged");
                 assert_eq!(Some(to), write.header.reply_to());
                 assert!(!std::mem::replace(&mut write.finished, true), "committed twice");
             }
             Action::ToSender { header, .. } if header.op == Op::WReply => {
                 let write = self.writes.get(&header.seq).expect("a number that was issued");
                 assert!(write.finished, "answered from the record before the commit was complete");
+                assert!(!write.aborted, "answered, although it is without effect");
                 assert_eq!((header.session, header.request), (write.header.session, write.header.request));
             }
             Action::ToSender { header, .. } => assert!(matches!(header.op, Op::RReject | Op::WReject)),
@@ -284,12 +307,12 @@ impl World {
         assert!(bound <= self.coordinator.shards()[slot(SHARD)].clock, "the bound covers writes of the future");
         let newest = self.of_key(key).filter(|(seq, _)| *seq <= bound).last();
         assert!(newest.is_none_or(|(_, write)| write.decided()), "read-committed: the bound shows a pending write");
-        let known = self.of_key(key).filter(|(_, write)| write.finished).map(|(seq, _)| seq).max();
+        let known = self.of_key(key).filter(|(_, write)| write.finished && !write.aborted).map(|(seq, _)| seq).max();
         assert!(known.is_none_or(|seq| seq <= bound), "linearizable: the bound hides a committed write");
     }
 
-    fn check_stable(&self) {
-        let stable = self.coordinator.scan(SHARD).stable;
+    fn check_stable(&mut self) {
+        let stable = self.coordinator.scan(SHARD, SESSIONS).expect("in memory").stable;
         let early = self.writes.range(..=stable).any(|(_, write)| !write.decided());
         assert!(!early, "stable covers a write that a member has not acknowledged");
     }
@@ -363,6 +386,12 @@ fn command(world: &mut World, input: &mut Unstructured<'_>) -> Result<()> {
             if !world.cpus.is_empty() {
                 world.resume(input.choose_index(world.cpus.len())?);
             }
+            None
+        }
+        6 if code & 0x80 != 0 && !world.writes.is_empty() => {
+            let back = input.choose_index(world.writes.len().min(8))?;
+            let seq = *world.writes.keys().rev().nth(back).expect("chosen within");
+            world.begin_settle(seq, input.arbitrary()?);
             None
         }
         6 => {
