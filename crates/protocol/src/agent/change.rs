@@ -252,13 +252,12 @@ impl Shard {
             return self.store(cx, next, Vec::new());
         }
         // A learner that has everything.
-        let donor = self.donor();
         #[cfg(feature = "published")]
         let early = cx.mutant.promote_early;
         #[cfg(not(feature = "published"))]
         let early = false;
         let ready = self.members.values().find(|member| {
-            let has_all = |copying: &control::Copying| (copying.done || early) && copying.donor == donor;
+            let has_all = |copying: &control::Copying| copying.done || early;
             !member.info.active && !member.lost && !member.suspect && member.copying.as_ref().is_some_and(has_all)
         });
         if let Some(index) = ready.map(|member| member.info.index) {

@@ -66,8 +66,12 @@ impl Shard {
     pub(super) fn store_leaving(&mut self, cx: &mut Context<'_>) {
         let Part::Leaving { to, .. } = &self.part else { return };
         let record = self.record().clone();
-        let coordinator = to.map_or(record.coordinator, |to| Some((to.addr, to.port)));
-        let next = Record { coordinator, settled: true, ..record.clone() };
+        let mut next = Record { settled: true, ..record.clone() };
+        if let Some(to) = to {
+            // Another coordinator is another epoch, though the successor begins its tenure with one of its own.
+            let epoch = record.epoch + 1;
+            next = Record { epoch, tenure: epoch, coordinator: Some((to.addr, to.port)), ..next };
+        }
         if next != record {
             self.store(cx, next, Vec::new());
         }

@@ -126,6 +126,10 @@ impl Shard {
                 return Ok(());
             }
             member.heard_ms = Some(cx.now_ms);
+            // One to an earlier question says nothing of the present one.
+            if !answer.refusal.is_empty() && header.epoch != self.record.as_ref().map_or(0, |record| record.epoch) {
+                return Ok(());
+            }
             if !answer.refusal.is_empty() {
                 member.refused_ms.get_or_insert(cx.now_ms);
                 if member.trouble != answer.refusal {

@@ -311,12 +311,13 @@ impl Shard {
                 self.reconcile(cx)
             }
             Part::TakingOver(over) => {
-                if record.coordinator() == me && record.tenure == over.tenure {
+                let claiming = over.stage == Stage::Claiming;
+                if over.is_of(&record) {
                     self.take_members(cx);
                     self.take_over_step(cx)?;
                     self.send_installs(cx);
                     Ok(())
-                } else if over.stage == Stage::Claiming && record.coordinator() != me {
+                } else if claiming {
                     // Somebody was faster, or changed something: begin again from what is on record now.
                     self.part = Part::Standby;
                     self.reconcile(cx)

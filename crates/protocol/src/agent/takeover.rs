@@ -71,6 +71,8 @@ pub(super) struct TakeOver {
     /// The record before this tenure.
     before: Record,
     pub tenure: u32,
+    /// The record with which the tenure begins: no other one does, whomever it names.
+    claimed: Record,
     fencing_ms: u64,
     first_confirmed_ms: Option<u64>,
     /// Members that have confirmed this tenure, whatever came of them after.
@@ -87,11 +89,12 @@ pub(super) struct TakeOver {
 }
 
 impl TakeOver {
-    pub fn new(before: Record, tenure: u32) -> Self {
+    pub fn new(before: Record, claimed: Record) -> Self {
         Self {
             stage: Stage::Claiming,
             before,
-            tenure,
+            tenure: claimed.tenure,
+            claimed,
             fencing_ms: 0,
             first_confirmed_ms: None,
             confirmed: BTreeSet::new(),
@@ -102,6 +105,14 @@ impl TakeOver {
             aborts: BTreeMap::new(),
             frozen: Vec::new(),
             fetching: Fetching::default(),
+        }
+    }
+
+    /// Whether a record is of this tenure: the one that begins it, or a later one of the same coordinator.
+    pub fn is_of(&self, record: &Record) -> bool {
+        match self.stage {
+            Stage::Claiming => *record == self.claimed,
+            _ => record.tenure == self.tenure && record.coordinator == self.claimed.coordinator,
         }
     }
 
@@ -251,11 +262,7 @@ impl Shard {
     }
 
     fn claim_step(&mut self, cx: &mut Context<'_>) {
-        let tenure = self.over().tenure;
-        let mine = self
-            .record
-            .as_ref()
-            .is_some_and(|record| record.tenure == tenure && record.coordinator() == Some(cx.settings.listen));
+        let mine = self.record.as_ref() == Some(&self.over_ref().claimed);
         if mine {
             let over = self.over();
             (over.stage, over.fencing_ms) = (Stage::Fencing, cx.now_ms);
@@ -569,7 +576,7 @@ impl Shard {
             ..before.clone()
         };
         cx.log(Level::Info, format!("shard {}: takes over in epoch {epoch}", self.id));
-        self.part = Part::TakingOver(Box::new(TakeOver::new(before, epoch)));
+        self.part = Part::TakingOver(Box::new(TakeOver::new(before, next.clone())));
         self.members.clear();
         self.store(cx, next, Vec::new());
     }
@@ -593,7 +600,7 @@ mod tests {
     }
 
     fn compared(members: Vec<(u64, Vec<Held>)>) -> (Vec<(u8, String, u8)>, Vec<u8>) {
-        let mut over = TakeOver::new(Record::new(0, Vec::new()), 1);
+        let mut over = TakeOver::new(Record::new(0, Vec::new()), Record::new(0, Vec::new()));
         for (index, (stable, held)) in members.into_iter().enumerate() {
             let all = Collected { stable, held, ..Collected::default() };
             over.collecting.insert(index as u8, Collecting { all, done: true, ..Collecting::default() });
