@@ -347,10 +347,13 @@ fn authority_away(
     let served = scene.cluster.leader() == Some(leader);
     let waits = scene.cluster.status(leader).is_none_or(|status| status.members.len() == REPLICAS);
     back(scene)?;
-    // Whatever it was told: the agent goes on asking, so the change still comes.
-    asked.wait()?;
+    let refused = !asked.wait()?.success();
     ensure!(served, "service did not go on without the authority");
     ensure!(waits, "the members changed without the authority");
+    if refused {
+        // It was told that it is not known whether the change is on record, or that it is not.
+        scene.operator(&["members", "add", &scene.cluster.wanted(spare)])?;
+    }
     scene.await_member(spare, true)?;
     scene.operator(&["members", "remove", &id(spare).to_string()])?;
     scene.await_member(spare, false)

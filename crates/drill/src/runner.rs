@@ -239,7 +239,7 @@ impl<'a> Life<'a> {
 
 fn keep(folder: &Path, history: &[Operation]) -> Result<()> {
     fs::create_dir_all(folder)?;
-    let writer = HistoryWriter::create(&folder.join("history.jsonl"))?;
+    let writer = HistoryWriter::create(folder.join("history.jsonl"))?;
     history.iter().try_for_each(|operation| writer.record(operation))?;
     writer.finish()?;
     Ok(())
