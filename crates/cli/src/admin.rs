@@ -225,7 +225,10 @@ pub fn shard(action: Shard) -> Result<()> {
             let record = Record { lease_ms, ..Record::new(id, wanted.collect()) };
             record.validate().map_err(anyhow::Error::msg)?;
             at.open()?.create(record)?;
-            println!("shard {id} is on record with {} replicas; its coordinators serve it once all answer", replicas.len());
+            println!(
+                "shard {id} is on record with {} replicas; its coordinators serve it once all answer",
+                replicas.len()
+            );
             Ok(())
         }
         Shard::List { at, json } => {

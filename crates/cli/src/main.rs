@@ -51,7 +51,7 @@ enum Command {
 #[derive(Debug, Subcommand)]
 enum Coordinator {
     #[command(flatten)]
-    Agent(underpass_coordinator::cli::Command),
+    Agent(Box<underpass_coordinator::cli::Command>),
     /// Hand a shard over to another coordinator, without losing a request
     Transfer(admin::TransferArgs),
 }
@@ -59,7 +59,7 @@ enum Coordinator {
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Client(command) => return underpass_client::cli::run(command),
-        Command::Coordinator(Coordinator::Agent(command)) => underpass_coordinator::cli::run(command)?,
+        Command::Coordinator(Coordinator::Agent(command)) => underpass_coordinator::cli::run(*command)?,
         Command::Coordinator(Coordinator::Transfer(args)) => admin::transfer(&args)?,
         Command::Replica(args) => underpass_replica::cli::run(args)?,
         Command::ReplicaStats(args) => underpass_replica::cli::run_stats(args)?,

@@ -97,9 +97,10 @@ pub fn run(args: &DrillArgs) -> Result<()> {
         faults: args.faults.unwrap_or(if all { 0.01 } else { 0.0 }),
         seed: args.seed.unwrap_or_else(|| rand::random::<u64>() >> 16),
         shuffled: all,
-        keep: args.keep.clone().unwrap_or_else(|| {
-            std::env::temp_dir().join(format!("underpass-drills-failed-{}", std::process::id()))
-        }),
+        keep: args
+            .keep
+            .clone()
+            .unwrap_or_else(|| std::env::temp_dir().join(format!("underpass-drills-failed-{}", std::process::id()))),
     };
     eprintln!("faults {} %, seed {}", plan.faults * 100.0, plan.seed);
     let outcomes = runner::run(&plan, &chosen, |outcome| println!("{}", report::line(outcome)))?;

@@ -93,8 +93,6 @@ impl fmt::Display for Role {
 pub struct Status {
     /// In a word.
     pub state: String,
-    /// Who coordinates, by the record.
-    pub coordinator: Option<String>,
     /// Epoch at which the coordinator took over.
     pub tenure: u32,
     /// Until the lease is over.
@@ -154,8 +152,12 @@ impl Status {
         for &replica in replicas {
             match self.members.iter().find(|member| member.id == id(replica)) {
                 None => return Some(format!("is without replica {replica}")),
-                Some(member) if !member.trouble.is_empty() => return Some(format!("replica {replica} {}", member.trouble)),
-                Some(member) if !(member.active && member.serving) => return Some(format!("replica {replica} is not serving")),
+                Some(member) if !member.trouble.is_empty() => {
+                    return Some(format!("replica {replica} {}", member.trouble));
+                }
+                Some(member) if !(member.active && member.serving) => {
+                    return Some(format!("replica {replica} is not serving"));
+                }
                 Some(_) => {}
             }
         }
@@ -414,7 +416,11 @@ impl Cluster {
     /// # Errors
     /// When it does not come up.
     pub fn start_all(&mut self) -> Result<()> {
-        Role::all().filter(|role| !self.runs(*role)).collect::<Vec<_>>().into_iter().try_for_each(|role| self.start(role))
+        Role::all()
+            .filter(|role| !self.runs(*role))
+            .collect::<Vec<_>>()
+            .into_iter()
+            .try_for_each(|role| self.start(role))
     }
 
     /// Fails if a process has ended that should run.
@@ -554,9 +560,7 @@ impl Cluster {
 
     /// The coordinator that serves, if one does.
     pub fn leader(&self) -> Option<usize> {
-        (0..COORDINATORS).find(|&index| {
-            self.status(index).is_some_and(|status| status.serves())
-        })
+        (0..COORDINATORS).find(|&index| self.status(index).is_some_and(|status| status.serves()))
     }
 
     /// Waits until something is so.

@@ -80,6 +80,11 @@ impl Scene<'_> {
         thread::sleep(length);
     }
 
+    fn pause_up_to(&mut self, milliseconds: std::ops::Range<u64>) {
+        let length = Duration::from_millis(self.rng.random_range(milliseconds));
+        self.pause(length);
+    }
+
     fn leader(&self) -> Result<usize> {
         let mut leader = None;
         self.cluster.wait("nobody serves", TAKE_OVER_MAX, || {
@@ -113,7 +118,8 @@ impl Scene<'_> {
 
     /// Waits until a replica takes part, or no longer does.
     fn await_member(&self, replica: usize, takes_part: bool) -> Result<()> {
-        let what = format!("replica-{replica} {} taking part", if takes_part { "does not begin" } else { "does not end" });
+        let what =
+            format!("replica-{replica} {} taking part", if takes_part { "does not begin" } else { "does not end" });
         self.cluster.wait(&what, CHANGE_MAX, || {
             let status = self.cluster.leader().and_then(|leader| self.cluster.status(leader));
             let is_member = |member: &&crate::cluster::Member| member.id == id(replica);
@@ -146,12 +152,7 @@ impl Scene<'_> {
     }
 }
 
-fn drill(
-    name: &str,
-    about: &str,
-    bounds: Bounds,
-    act: impl Fn(&mut Scene<'_>) -> Result<()> + 'static,
-) -> Drill {
+fn drill(name: &str, about: &str, bounds: Bounds, act: impl Fn(&mut Scene<'_>) -> Result<()> + 'static) -> Drill {
     Drill { name: name.to_owned(), about: about.to_owned(), only: None, bounds, act: Box::new(act) }
 }
 
@@ -171,18 +172,29 @@ pub fn all() -> Vec<Drill> {
 /// Every role is ended as by a crash, ended in order, or stopped for a while.
 fn processes() -> Vec<Drill> {
     vec![
-        drill("coordinator-killed", "the coordinator's agent is killed; the standby takes over", COORDINATOR, |scene| {
-            scene.take_over_from(|cluster, role| cluster.crash(role))
-        }),
-        drill("coordinator-stopped", "the coordinator's agent ends in order; the standby takes over", HANDOVER, |scene| {
-            scene.take_over_from(|cluster, role| cluster.stop(role))
-        }),
-        drill("coordinator-restarted", "the coordinator's agent is killed and started again at once", COORDINATOR, |scene| {
-            let leader = Role::Coordinator(scene.leader()?);
-            scene.cluster.crash(leader)?;
-            scene.cluster.start(leader)?;
-            scene.leader().map(drop)
-        }),
+        drill(
+            "coordinator-killed",
+            "the coordinator's agent is killed; the standby takes over",
+            COORDINATOR,
+            |scene| scene.take_over_from(|cluster, role| cluster.crash(role)),
+        ),
+        drill(
+            "coordinator-stopped",
+            "the coordinator's agent ends in order; the standby takes over",
+            HANDOVER,
+            |scene| scene.take_over_from(|cluster, role| cluster.stop(role)),
+        ),
+        drill(
+            "coordinator-restarted",
+            "the coordinator's agent is killed and started again at once",
+            COORDINATOR,
+            |scene| {
+                let leader = Role::Coordinator(scene.leader()?);
+                scene.cluster.crash(leader)?;
+                scene.cluster.start(leader)?;
+                scene.leader().map(drop)
+            },
+        ),
         drill("coordinator-paused", "the coordinator's agent stands still for a moment", bounds(1200, 1200), |scene| {
             let leader = Role::Coordinator(scene.leader()?);
             scene.cluster.signal(leader, Signal::SIGSTOP)?;
@@ -216,12 +228,17 @@ fn processes() -> Vec<Drill> {
             scene.pause(ROLE_GONE);
             scene.cluster.signal(standby, Signal::SIGCONT)
         }),
-        drill("replica-killed", "a replica is killed, and started again, empty, when it has been removed", MEMBER, |scene| {
-            let replica = scene.any_replica();
-            scene.cluster.crash(Role::Replica(replica))?;
-            scene.await_member(replica, false)?;
-            scene.cluster.start(Role::Replica(replica))
-        }),
+        drill(
+            "replica-killed",
+            "a replica is killed, and started again, empty, when it has been removed",
+            MEMBER,
+            |scene| {
+                let replica = scene.any_replica();
+                scene.cluster.crash(Role::Replica(replica))?;
+                scene.await_member(replica, false)?;
+                scene.cluster.start(Role::Replica(replica))
+            },
+        ),
         drill("replica-restarted", "a replica is killed and started again at once, empty", MEMBER, |scene| {
             let replica = Role::Replica(scene.any_replica());
             scene.cluster.crash(replica)?;
@@ -239,23 +256,42 @@ fn processes() -> Vec<Drill> {
             scene.pause(BRIEF);
             scene.cluster.signal(replica, Signal::SIGCONT)
         }),
-        drill("replica-back", "a replica stands still until it has been removed, then goes on with what it held", MEMBER, |scene| {
-            let replica = scene.any_replica();
-            scene.cluster.signal(Role::Replica(replica), Signal::SIGSTOP)?;
-            let removed = scene.await_member(replica, false);
-            scene.cluster.signal(Role::Replica(replica), Signal::SIGCONT)?;
-            removed
-        }),
-        drill("authority-killed", "the authority is killed; service goes on, and a change waits until it is back", NONE, |scene| {
-            authority_away(scene, |scene| scene.cluster.crash(Role::Authority), |scene| scene.cluster.start(Role::Authority))
-        }),
-        drill("authority-paused", "the authority stands still; service goes on, and a change waits until it moves", NONE, |scene| {
-            authority_away(
-                scene,
-                |scene| scene.cluster.signal(Role::Authority, Signal::SIGSTOP),
-                |scene| scene.cluster.signal(Role::Authority, Signal::SIGCONT),
-            )
-        }),
+        drill(
+            "replica-back",
+            "a replica stands still until it has been removed, then goes on with what it held",
+            MEMBER,
+            |scene| {
+                let replica = scene.any_replica();
+                scene.cluster.signal(Role::Replica(replica), Signal::SIGSTOP)?;
+                let removed = scene.await_member(replica, false);
+                scene.cluster.signal(Role::Replica(replica), Signal::SIGCONT)?;
+                removed
+            },
+        ),
+        drill(
+            "authority-killed",
+            "the authority is killed; service goes on, and a change waits until it is back",
+            NONE,
+            |scene| {
+                authority_away(
+                    scene,
+                    |scene| scene.cluster.crash(Role::Authority),
+                    |scene| scene.cluster.start(Role::Authority),
+                )
+            },
+        ),
+        drill(
+            "authority-paused",
+            "the authority stands still; service goes on, and a change waits until it moves",
+            NONE,
+            |scene| {
+                authority_away(
+                    scene,
+                    |scene| scene.cluster.signal(Role::Authority, Signal::SIGSTOP),
+                    |scene| scene.cluster.signal(Role::Authority, Signal::SIGCONT),
+                )
+            },
+        ),
         drill("authority-restarted", "the authority is restarted at once", NONE, |scene| {
             scene.cluster.crash(Role::Authority)?;
             scene.cluster.start(Role::Authority)?;
@@ -283,14 +319,14 @@ fn processes() -> Vec<Drill> {
             let replica = Role::Replica(scene.any_replica());
             scene.cluster.crash(replica)?;
             scene.cluster.start(replica)?;
-            scene.pause(Duration::from_millis(scene.rng.random_range(10..200)));
+            scene.pause_up_to(10..200);
             scene.cluster.crash(replica)?;
             scene.cluster.start(replica)
         }),
         drill("take-over-interrupted", "the standby that takes over is killed while it does", COORDINATOR, |scene| {
             let (leader, standby) = (scene.leader()?, scene.standby()?);
             scene.cluster.stop(Role::Coordinator(leader))?;
-            scene.pause(Duration::from_millis(scene.rng.random_range(0..300)));
+            scene.pause_up_to(0..300);
             scene.cluster.crash(Role::Coordinator(standby))?;
             scene.cluster.start_all()?;
             scene.leader().map(drop)
@@ -311,10 +347,13 @@ fn authority_away(
     let served = scene.cluster.leader() == Some(leader);
     let waits = scene.cluster.status(leader).is_none_or(|status| status.members.len() == REPLICAS);
     back(scene)?;
-    // Whatever it was told: the agent goes on asking, so the change still comes.
-    asked.wait()?;
+    let refused = !asked.wait()?.success();
     ensure!(served, "service did not go on without the authority");
     ensure!(waits, "the members changed without the authority");
+    if refused {
+        // It was told that it is not known whether the change is on record, or that it is not.
+        scene.operator(&["members", "add", &scene.cluster.wanted(spare)])?;
+    }
     scene.await_member(spare, true)?;
     scene.operator(&["members", "remove", &id(spare).to_string()])?;
     scene.await_member(spare, false)
@@ -420,7 +459,11 @@ fn links() -> Vec<Drill> {
             let replica = scene.any_replica();
             let friends = [Role::Replica(replica).host(), crate::cluster::CLIENT.to_owned()];
             isolate(scene, Role::Coordinator(old), &friends)?;
-            isolate(scene, Role::Replica(replica), &[Role::Coordinator(old).host(), crate::cluster::CLIENT.to_owned()])?;
+            isolate(
+                scene,
+                Role::Replica(replica),
+                &[Role::Coordinator(old).host(), crate::cluster::CLIENT.to_owned()],
+            )?;
             let taken = scene.cluster.await_leader_of(new, TAKE_OVER_MAX);
             scene.cluster.heal()?;
             taken
@@ -443,44 +486,66 @@ fn isolate(scene: &Scene<'_>, role: Role, friends: &[String]) -> Result<()> {
 /// What happens to hosts, and to what is attached to them.
 fn hosts() -> Vec<Drill> {
     vec![
-        drill("replica-slow", "a replica's link is slow: every frame takes 15 ms longer", bounds(1000, 1500), |scene| {
-            let replica = Role::Replica(scene.any_replica()).host();
-            scene.cluster.delay(&replica, Duration::from_millis(15))?;
-            scene.pause(MEMBER_GONE);
-            scene.cluster.heal()
-        }),
+        drill(
+            "replica-slow",
+            "a replica's link is slow: every frame takes 15 ms longer",
+            bounds(1000, 1500),
+            |scene| {
+                let replica = Role::Replica(scene.any_replica()).host();
+                scene.cluster.delay(&replica, Duration::from_millis(15))?;
+                scene.pause(MEMBER_GONE);
+                scene.cluster.heal()
+            },
+        ),
         drill("replica-interface", "a replica's interface goes down and up", MEMBER, |scene| {
             let replica = Role::Replica(scene.any_replica()).host();
             interface_away(scene, &replica, MEMBER_GONE)
         }),
-        drill("coordinator-interface", "the coordinator's interface goes down, and up when another has taken over", COORDINATOR, |scene| {
-            let leader = Role::Coordinator(scene.leader()?).host();
-            interface_away(scene, &leader, ROLE_GONE)
-        }),
-        drill("coordinator-interface-blinks", "the coordinator's interface goes down for a moment", bounds(3000, 3000), |scene| {
-            let leader = Role::Coordinator(scene.leader()?).host();
-            interface_away(scene, &leader, Duration::from_millis(100))
-        }),
+        drill(
+            "coordinator-interface",
+            "the coordinator's interface goes down, and up when another has taken over",
+            COORDINATOR,
+            |scene| {
+                let leader = Role::Coordinator(scene.leader()?).host();
+                interface_away(scene, &leader, ROLE_GONE)
+            },
+        ),
+        drill(
+            "coordinator-interface-blinks",
+            "the coordinator's interface goes down for a moment",
+            bounds(3000, 3000),
+            |scene| {
+                let leader = Role::Coordinator(scene.leader()?).host();
+                interface_away(scene, &leader, Duration::from_millis(100))
+            },
+        ),
         xdp(drill("program-detached", "somebody detaches the coordinator's program", bounds(2000, 2000), |scene| {
             let leader = scene.leader()?;
             scene.cluster.detach_program(leader)?;
             // The agent notices, and attaches it again.
-            scene.cluster.wait("the program is not attached again", TAKE_OVER_MAX, || scene.cluster.is_attached(leader))?;
+            scene
+                .cluster
+                .wait("the program is not attached again", TAKE_OVER_MAX, || scene.cluster.is_attached(leader))?;
             scene.leader().map(drop)
         })),
-        xdp(drill("agent-upgraded", "the agent is told to leave its tables, and its successor goes on with them", NONE, |scene| {
-            let leader = Role::Coordinator(scene.leader()?);
-            let before = scene.cluster.status(scene.leader()?).context("the coordinator does not answer")?.tenure;
-            scene.cluster.signal(leader, Signal::SIGHUP)?;
-            ensure!(scene.cluster.await_end(leader)?, "the agent did not end well");
-            scene.pause(BRIEF);
-            scene.cluster.start(leader)?;
-            let leader_now = scene.leader()?;
-            ensure!(Role::Coordinator(leader_now) == leader, "another coordinator took over");
-            let after = scene.cluster.status(leader_now).context("the coordinator does not answer")?.tenure;
-            ensure!(before == after, "tenure {before} became {after}: the tables were not kept");
-            Ok(())
-        })),
+        xdp(drill(
+            "agent-upgraded",
+            "the agent is told to leave its tables, and its successor goes on with them",
+            NONE,
+            |scene| {
+                let leader = Role::Coordinator(scene.leader()?);
+                let before = scene.cluster.status(scene.leader()?).context("the coordinator does not answer")?.tenure;
+                scene.cluster.signal(leader, Signal::SIGHUP)?;
+                ensure!(scene.cluster.await_end(leader)?, "the agent did not end well");
+                scene.pause(BRIEF);
+                scene.cluster.start(leader)?;
+                let leader_now = scene.leader()?;
+                ensure!(Role::Coordinator(leader_now) == leader, "another coordinator took over");
+                let after = scene.cluster.status(leader_now).context("the coordinator does not answer")?.tenure;
+                ensure!(before == after, "tenure {before} became {after}: the tables were not kept");
+                Ok(())
+            },
+        )),
     ]
 }
 
@@ -522,28 +587,33 @@ fn changes() -> Vec<Drill> {
             }
             Ok(())
         }),
-        drill("single-copy", "two replicas are removed by the operator, one with the flag, and added again", NONE, |scene| {
-            let (first, second) = scene.two_replicas();
-            scene.operator(&["members", "remove", &id(first).to_string()])?;
-            scene.await_member(first, false)?;
-            let refused = scene.operator(&["members", "remove", &id(second).to_string()]);
-            ensure!(
-                refused.as_ref().is_err_and(|why| why.to_string().contains("--to-a-single-copy")),
-                "not refused with the flag's name: {refused:?}"
-            );
-            scene.operator(&["members", "remove", &id(second).to_string(), "--to-a-single-copy"])?;
-            scene.await_member(second, false)?;
-            for replica in [first, second] {
-                scene.operator(&["members", "add", &scene.cluster.wanted(replica)])?;
-                scene.await_member(replica, true)?;
-            }
-            Ok(())
-        }),
+        drill(
+            "single-copy",
+            "two replicas are removed by the operator, one with the flag, and added again",
+            NONE,
+            |scene| {
+                let (first, second) = scene.two_replicas();
+                scene.operator(&["members", "remove", &id(first).to_string()])?;
+                scene.await_member(first, false)?;
+                let refused = scene.operator(&["members", "remove", &id(second).to_string()]);
+                ensure!(
+                    refused.as_ref().is_err_and(|why| why.to_string().contains("--to-a-single-copy")),
+                    "not refused with the flag's name: {refused:?}"
+                );
+                scene.operator(&["members", "remove", &id(second).to_string(), "--to-a-single-copy"])?;
+                scene.await_member(second, false)?;
+                for replica in [first, second] {
+                    scene.operator(&["members", "add", &scene.cluster.wanted(replica)])?;
+                    scene.await_member(replica, true)?;
+                }
+                Ok(())
+            },
+        ),
         drill("handed-over-while-joining", "a hand-over while a replica is being filled", HANDOVER, |scene| {
             let replica = Role::Replica(scene.any_replica());
             scene.cluster.crash(replica)?;
             scene.cluster.start(replica)?;
-            scene.pause(Duration::from_millis(scene.rng.random_range(0..700)));
+            scene.pause_up_to(0..700);
             let standby = scene.standby()?;
             let to = scene.cluster.address(Role::Coordinator(standby))?.to_string();
             scene.operator(&["coordinator", "transfer", "--to", &to])?;
@@ -563,7 +633,10 @@ mod tests {
         let drills = all();
         let names: BTreeSet<&str> = drills.iter().map(|drill| drill.name.as_str()).collect();
         assert_eq!(names.len(), drills.len());
-        assert!(names.iter().all(|name| name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-')), "{names:?}");
+        assert!(
+            names.iter().all(|name| name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-')),
+            "{names:?}"
+        );
         assert!(names.len() >= 50, "{}", names.len());
     }
 }

@@ -24,7 +24,7 @@ use crate::cluster::{CLIENT, COORDINATORS, Cluster, Role, SHARD};
 /// How long an operation may take before its outcome is unknown, for each client: some give up early, some wait for whatever
 /// a drill does to the shard.
 const DEADLINES: [Duration; 3] = [Duration::from_millis(700), Duration::from_secs(6), Duration::from_secs(6)];
-/// Threads of each client: the even ones mostly read, the odd ones mostly write.
+/// Threads of each client: the even ones only read, so that no write keeps them waiting; the odd ones mostly write.
 const THREADS: usize = 4;
 /// Longest pause of a thread between two operations: so that a machine of two cores is not all load.
 const GAP_US: u64 = 4000;
@@ -181,10 +181,10 @@ impl Drop for Load {
     }
 }
 
-fn act(client: &Client, keys: &Keys, rng: &mut StdRng, mostly_reads: bool) {
+fn act(client: &Client, keys: &Keys, rng: &mut StdRng, only_reads: bool) {
     let value = format!("{:x}", rng.random::<u64>());
     let value = value.as_bytes();
-    let kind = rng.random_range(if mostly_reads { 0..64 } else { 40..100 });
+    let kind = rng.random_range(if only_reads { 0..60 } else { 40..100 });
     let key = match rng.random_range(0..10) {
         0 => {
             let key = lasting(rng.random_range(0..LASTING));

@@ -201,7 +201,8 @@ fn print(data_path: DataPath, rounds: &[Round]) {
     row("coordinator lost, pause of writes", all(|round| round.coordinator_lost.writes), goal);
     row("handed over, pause of reads", all(|round| round.handed_over.reads), "20 ms".into());
     row("handed over, pause of writes", all(|round| round.handed_over.writes), "20 ms".into());
-    let upgraded = |of: fn(&Pauses) -> Duration| rounds.iter().filter_map(|round| round.upgraded.as_ref()).map(of).collect();
+    let upgraded =
+        |of: fn(&Pauses) -> Duration| rounds.iter().filter_map(|round| round.upgraded.as_ref()).map(of).collect();
     row("agent upgraded, pause of reads", upgraded(|pauses| pauses.reads), "a retransmission".into());
     row("agent upgraded, pause of writes", upgraded(|pauses| pauses.writes), "a retransmission".into());
     let ratios: Vec<f64> = rounds.iter().map(|round| round.during / round.before).collect();

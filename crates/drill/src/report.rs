@@ -62,7 +62,8 @@ pub fn table(outcomes: &[Outcome]) -> String {
             let worst = group.iter().map(|outcome| of(outcome)).max().unwrap_or_default();
             format!("{} ({})", milliseconds(typical), milliseconds(worst))
         };
-        let bad: Vec<String> = group.iter().filter(|outcome| !outcome.is_good()).map(|outcome| verdict(outcome)).collect();
+        let bad: Vec<String> =
+            group.iter().filter(|outcome| !outcome.is_good()).map(|outcome| verdict(outcome)).collect();
         table.row([
             format!("{data_path} {name}"),
             group.len().to_string(),
@@ -110,7 +111,9 @@ mod tests {
         };
         let bad = Outcome { violation: true, name: "other".into(), ..good_copy(&good) };
         let failed = Outcome { failure: "nobody serves".into(), ..good_copy(&good) };
-        assert!(line(&good).contains("4.3 ms") && line(&good).contains("700 ms") && line(&good).contains("linearizable"));
+        assert!(
+            line(&good).contains("4.3 ms") && line(&good).contains("700 ms") && line(&good).contains("linearizable")
+        );
         assert!(line(&failed).contains("FAILED") && line(&failed).contains("nobody serves"));
         let text = table(&[good, bad, failed]);
         assert!(text.contains("NOT LINEARIZABLE") && text.contains("FAILED"), "{text}");

@@ -10,7 +10,10 @@ use std::{
 use anyhow::{Context, Result};
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use underpass_bench::process;
-use underpass_check::history::{HistoryWriter, Operation};
+use underpass_check::{
+    history::{HistoryWriter, Operation},
+    linearizability::Verdict,
+};
 use underpass_client::engine::monotonic_ns;
 
 use crate::{
@@ -155,9 +158,13 @@ impl<'a> Life<'a> {
             self.clients.read_all(&keys);
             self.cluster.await_agreement(AGREE_MAX)
         });
-        let history = self.clients.take_history();
-
+        let mut history = self.clients.take_history();
         let pauses = judge::pauses(&history, &(start_ns..end_ns));
+        let (operations, unknown) = (history.len(), history.iter().filter(|each| each.return_ns.is_none()).count());
+        let lasts = |operation: &mut Operation| operation.key.0.starts_with(LASTING_PREFIX.as_bytes());
+        self.lasting.extend(history.extract_if(.., lasts));
+        // Keys that last are judged by all that was ever done to them.
+        history.extend_from_slice(&self.lasting);
         let judgement = judge::judge(&history, self.last_ns);
         let mut failure = match done {
             Ok(()) => String::new(),
@@ -171,56 +178,42 @@ impl<'a> Life<'a> {
             }
         }
         let name = format!("{:03}-{}-{}", self.drills, drill.name, self.cluster.data_path());
-        let outcome = self.outcome(&drill.name, pauses, &judgement, failure, began);
+        let outcome = Outcome {
+            name: drill.name.clone(),
+            data_path: self.cluster.data_path(),
+            pauses,
+            operations,
+            unknown,
+            lost: judgement.lost.len(),
+            violation: judgement.report.verdict() != Verdict::Linearizable,
+            failure,
+            took: began.elapsed(),
+        };
         if !outcome.is_good() {
             self.failed = true;
             self.keep(&name, &history, &judgement, &outcome.failure);
         }
-        self.lasting.extend(history.into_iter().filter(|operation| operation.key.0.starts_with(LASTING_PREFIX.as_bytes())));
         Ok(outcome)
     }
 
-    fn outcome(
-        &self,
-        name: &str,
-        pauses: Pauses,
-        judgement: &Judgement,
-        failure: String,
-        began: Instant,
-    ) -> Outcome {
-        Outcome {
-            name: name.to_owned(),
-            data_path: self.cluster.data_path(),
-            pauses,
-            operations: judgement.report.operations,
-            unknown: judgement.report.unknown,
-            lost: judgement.lost.len(),
-            violation: judgement.report.verdict() != underpass_check::linearizability::Verdict::Linearizable,
-            failure,
-            took: began.elapsed(),
-        }
-    }
-
-    /// Judges the keys of the whole life, and takes the rack down. Something to tell of only if it is not as it should be:
-    /// its operations have been counted.
+    /// Takes everything down. Something to tell of only if that does not go as it should.
     fn end(self) -> Option<Outcome> {
         let began = Instant::now();
-        let judgement = judge::judge(&self.lasting, self.last_ns);
         let data_path = self.cluster.data_path();
-        let mut failure = String::new();
-        let outcome = self.outcome("(the whole life of a rack)", Pauses::default(), &judgement, String::new(), began);
-        if !judgement.is_good() {
-            self.keep(&format!("life-{data_path}"), &self.lasting, &judgement, "");
-        }
         let Self { cluster, clients, failed, .. } = self;
         drop(clients);
-        if let Err(error) = cluster.down()
-            && !failed
-        {
-            failure = format!("{error:#}");
-        }
-        let outcome = Outcome { failure, operations: 0, unknown: 0, ..outcome };
-        (!outcome.is_good()).then_some(outcome)
+        let error = cluster.down().err().filter(|_| !failed)?;
+        Some(Outcome {
+            name: "(the end)".to_owned(),
+            data_path,
+            pauses: Pauses::default(),
+            operations: 0,
+            unknown: 0,
+            lost: 0,
+            violation: false,
+            failure: format!("{error:#}"),
+            took: began.elapsed(),
+        })
     }
 
     /// Keeps what is needed to see what happened.
@@ -246,7 +239,7 @@ impl<'a> Life<'a> {
 
 fn keep(folder: &Path, history: &[Operation]) -> Result<()> {
     fs::create_dir_all(folder)?;
-    let writer = HistoryWriter::create(&folder.join("history.jsonl"))?;
+    let writer = HistoryWriter::create(folder.join("history.jsonl"))?;
     history.iter().try_for_each(|operation| writer.record(operation))?;
     writer.finish()?;
     Ok(())

@@ -242,7 +242,11 @@ fn troubles(now: &Stats) -> Vec<Trouble> {
                 };
                 add(2, format!("{name}: {}", member.trouble), next);
             } else if used >= MEMORY_WARN_PERCENT && !shard.store_full {
-                add(3, format!("{name} has used {used} % of its memory."), "At 94 % writes that may grow it are refused.");
+                add(
+                    3,
+                    format!("{name} has used {used} % of its memory."),
+                    "At 94 % writes that may grow it are refused.",
+                );
             }
         }
         for candidate in &shard.candidates {
@@ -319,7 +323,8 @@ mod tests {
     fn a_shard_that_is_well_is_a_few_lines() {
         let text = text(&stats(), None);
         assert!(text.starts_with("All is well.\n"), "{text}");
-        for part in ["10.0.0.9:5550", "up 66 min", "shard 5 is served, epoch 7, served here, lease for another 990 ms"] {
+        for part in ["10.0.0.9:5550", "up 66 min", "shard 5 is served, epoch 7, served here, lease for another 990 ms"]
+        {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }
         assert!(text.lines().count() < 10 && text.contains("replica 3   10.0.0.3:5550         active"), "{text}");
@@ -334,7 +339,11 @@ mod tests {
             (|s| s.shards[0].trouble = "no active replica answers".into(), "no active replica answers", "operating.md"),
             (|s| s.shards[0].store_full = true, "refuses writes that may grow", "more --memory"),
             (|s| s.shards[0].members.truncate(1), "one replica alone", "members add"),
-            (|s| s.shards[0].members[1].trouble = "is silent".into(), "replica 2 (10.0.0.2:5550): is silent", "removed by itself"),
+            (
+                |s| s.shards[0].members[1].trouble = "is silent".into(),
+                "replica 2 (10.0.0.2:5550): is silent",
+                "removed by itself",
+            ),
             (|s| s.shards[0].members[2].used_bytes = 900 << 20, "87 % of its memory", "94 %"),
             (|s| s.authority_troubles = vec!["no answer".into()], "The authority: no answer", "Service goes on"),
             (
@@ -373,7 +382,10 @@ mod tests {
             spoil(&mut stats);
             let text = text(&stats, None);
             let first = text.lines().next().unwrap_or_default();
-            assert!(first.starts_with("! ") && what.contains(first) || first.contains(what.trim_end()), "{what}:\n{text}");
+            assert!(
+                first.starts_with("! ") && what.contains(first) || first.contains(what.trim_end()),
+                "{what}:\n{text}"
+            );
             assert!(text.contains(next), "{next} is missing in\n{text}");
         }
         let mut standby = stats();
