@@ -174,13 +174,15 @@ struct Connection {
 /// The agent's end of the admin socket. Never blocks.
 pub struct Server {
     path: PathBuf,
+    /// Where it is now.
+    at: PathBuf,
     listener: UnixListener,
     connections: Vec<Connection>,
     next: u64,
 }
 
 impl Server {
-    /// Listens at `path`, open to its owner alone.
+    /// Listens, open to its owner alone; at `path` once it is [published](Self::publish).
     ///
     /// # Errors
     /// Another agent listens there, or the directory cannot be written.
@@ -200,9 +202,19 @@ impl Server {
         let _ = std::fs::remove_file(&temporary);
         let listener = UnixListener::bind(&temporary).with_context(advice)?;
         std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(0o600)).with_context(advice)?;
-        std::fs::rename(&temporary, path).with_context(advice)?;
         listener.set_nonblocking(true)?;
-        Ok(Self { path: path.to_owned(), listener, connections: Vec::new(), next: 0 })
+        Ok(Self { path: path.to_owned(), at: temporary, listener, connections: Vec::new(), next: 0 })
+    }
+
+    /// Appears at its path: there is something to be asked about.
+    ///
+    /// # Errors
+    /// The directory cannot be written any more.
+    pub fn publish(&mut self) -> Result<()> {
+        std::fs::rename(&self.at, &self.path)
+            .with_context(|| format!("control socket {}: name another one (`control`)", self.path.display()))?;
+        self.at.clone_from(&self.path);
+        Ok(())
     }
 
     /// What becomes ready when there is something to do.
@@ -258,7 +270,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        let _ = std::fs::remove_file(&self.at);
     }
 }
 
@@ -303,6 +315,7 @@ mod tests {
         let path = directory.path().join("deep/control.sock");
         assert!(status(&path).unwrap_err().to_string().contains("is it running"));
         let mut server = Server::bind(&path).unwrap();
+        server.publish().unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert!(Server::bind(&path).err().unwrap().to_string().contains("another coordinator"));
         let asking = std::thread::spawn({

@@ -321,7 +321,7 @@ impl Driver {
         let suspension = Suspension::new();
         // What can fail for its configuration comes before the data path, which is not to be attached in vain. With port 0 the
         // address is known only after it.
-        let server = config.control.as_deref().map(Server::bind).transpose()?;
+        let mut server = config.control.as_deref().map(Server::bind).transpose()?;
         let mut connect = Some(authority);
         let mut connect = |me| connect.take().expect("connected once")(me);
         let authority = if config.listen.port == 0 { None } else { Some(connect(config.listen)?) };
@@ -340,6 +340,10 @@ impl Driver {
                 warn!("an agent before left shard {} at work, which this one does not serve: ends it", left.shard);
                 datapath.clear(left.shard)?;
             }
+        }
+        if let Some(server) = &mut server {
+            // Not before the data path is attached: who waits for the socket waits for that.
+            server.publish()?;
         }
         let listen = datapath.listen();
         let authority = authority.map_or_else(|| connect(listen), Ok)?;

@@ -94,7 +94,6 @@ impl Rack {
     }
 
     fn lease_left_ms(&self) -> i64 {
-        use underpass_protocol::agent::Tables;
         self.tables.config(0).map_or(i64::MIN, |config| config.lease_until_ms as i64 - self.now_ms as i64)
     }
 }

@@ -327,7 +327,7 @@ impl Replica {
             (true, true) if !self.may_be_active(role) => {
                 Decision::Refuse("it has not copied everything, and so cannot be active".into())
             }
-            (true, false) if !same_tenure && !(self.store.is_empty() && role.sessions.is_empty()) => Decision::Refuse(
+            (true, false) if !(same_tenure || self.store.is_empty() && role.sessions.is_empty()) => Decision::Refuse(
                 "it learned under another coordinator: to begin again it must give up its data first".into(),
             ),
             _ => Decision::Accept,

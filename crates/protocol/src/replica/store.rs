@@ -505,8 +505,8 @@ impl Store {
     /// none.
     pub fn places(&self, place: u64) -> (Vec<u64>, u64) {
         let (count, turn) = (self.shards.len() as u64, self.turn());
-        let number = (u128::from(place) * u128::from(count) >> 64) as u64;
-        let next = ((u128::from(number) + 1 << 64) / u128::from(count)) as u64;
+        let number = ((u128::from(place) * u128::from(count)) >> 64) as u64;
+        let next = (((u128::from(number) + 1) << 64) / u128::from(count)) as u64;
         let shard = self.lock(place.rotate_right(turn));
         let mut places: Vec<_> = shard.table.iter().map(|head| self.hash(head.key()).rotate_left(turn)).collect();
         drop(shard);
@@ -517,7 +517,7 @@ impl Store {
 
     /// The key shard that a place is in.
     pub fn shard_of(&self, place: u64) -> u64 {
-        (u128::from(place) * self.shards.len() as u128 >> 64) as u64
+        ((u128::from(place) * self.shards.len() as u128) >> 64) as u64
     }
 
     /// The keys at a place, seldom more than one, with their versions.

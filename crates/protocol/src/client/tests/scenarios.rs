@@ -148,8 +148,8 @@ fn passing_rejects_are_retried_after_a_backoff_that_grows() {
 }
 
 #[test]
-fn rejects_for_the_packets_own_bytes_and_aborted_are_definite() {
-    for reason in [Reason::KeyLength, Reason::ValueLength, Reason::Kind, Reason::Aborted] {
+fn rejects_for_the_packets_own_bytes_are_definite() {
+    for reason in [Reason::KeyLength, Reason::ValueLength, Reason::Kind] {
         let mut talk = Talk::opened();
         talk.submit(write(Kind::Put, b"k", b"v"), 1);
         let datagram = talk.sent_one();
