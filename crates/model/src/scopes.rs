@@ -217,6 +217,18 @@ pub const SHORT: &[Scope] = &[
         goals: &[Goal::Abort, Goal::AbortSpread],
         ..COARSE
     },
+    Scope {
+        name: "join, donor lost",
+        members: 0b011,
+        replicas: 3,
+        learner: Some(2),
+        at_once: true,
+        changes: 1,
+        scripts: &[&[(Put, 0)]],
+        reads: false,
+        goals: &[Goal::Promoted],
+        ..COARSE
+    },
 ];
 
 /// Scopes too large for every run.
@@ -228,18 +240,6 @@ pub const LONG: &[Scope] = &[
         at_once: true,
         scripts: &[&[(Put, 0), (Incr, 0)]],
         goals: &[Goal::Promoted, Goal::Removed, Goal::ReadFromPromoted],
-        ..COARSE
-    },
-    Scope {
-        name: "join, donor lost",
-        members: 0b011,
-        replicas: 3,
-        learner: Some(2),
-        at_once: true,
-        changes: 2,
-        scripts: &[&[(Put, 0)]],
-        reads: false,
-        goals: &[Goal::Promoted],
         ..COARSE
     },
     Scope {
