@@ -152,7 +152,8 @@ def check_manifest(name, text):
 
 def check(crate):
     """Complaints about a crate."""
-    sources = sorted((crate / "src").rglob("*.rs"))
+    # Unit tests in folders of their own may use threads; they are built for tests alone.
+    sources = sorted(path for path in (crate / "src").rglob("*.rs") if "tests" not in path.parts)
     if not sources:
         return [f"{crate}/src: no sources found"]
     complaints = check_manifest(str(crate / "Cargo.toml"), (crate / "Cargo.toml").read_text())
