@@ -327,7 +327,7 @@ fn faults(random: &mut Random, shape: &Shape) -> Vec<Planned> {
         _ => random.between(lease, 3 * lease),
     };
     // No faults at all now and then; otherwise some kinds of them.
-    let enabled = if random.chance(30) { 0 } else { random.next() & random.next() | random.next() & random.next() };
+    let enabled = if random.chance(30) { 0 } else { random.number() & random.number() | random.number() & random.number() };
     let mut planned = Vec::new();
     for kind in (0..KINDS).filter(|kind| enabled & 1 << kind != 0) {
         for _ in 0..random.pick(&[1, 1, 2, 3, 5]) {
@@ -350,7 +350,7 @@ fn faults(random: &mut Random, shape: &Shape) -> Vec<Planned> {
                 9 => Fault::RoleLost(1 + random.below(u64::from(shape.shards)) as u32),
                 10 => Fault::Cut { from: coordinators(random), to: Host::Authority, both: random.chance(500) },
                 12 => {
-                    let replicas = if random.chance(500) { u16::MAX } else { random.next() as u16 };
+                    let replicas = if random.chance(500) { u16::MAX } else { random.number() as u16 };
                     Fault::Forsake { client: random.below(3) as u8, replicas }
                 }
                 11 => Fault::Restart(random.below(shape.coordinators.len() as u64) as u8),

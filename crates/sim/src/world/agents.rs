@@ -43,12 +43,12 @@ impl World<'_> {
         let life = self.coordinators[i].life;
         let mut secrets = Random::new(plan.seed, 1000 * (i as u64 + 1) + u64::from(life));
         if self.coordinators[i].data_path.is_none() {
-            let words: [u32; 64] = std::array::from_fn(|_| secrets.next() as u32);
+            let words: [u32; 64] = std::array::from_fn(|_| secrets.number() as u32);
             let mut tables = Coordinator::new(Settings {
                 buckets: BUCKETS,
                 sessions: SESSIONS,
                 bucket_key: words,
-                fingerprint_key: [secrets.next(), secrets.next()],
+                fingerprint_key: [secrets.number(), secrets.number()],
             });
             if let Some(mutant) = &plan.mutant {
                 mutant.infect_tables(&mut tables);
@@ -66,7 +66,7 @@ impl World<'_> {
             stuck_ms: timing.stuck,
             idle_ms: timing.idle,
             wall_offset_ms: shape.wall_offset_ms,
-            random: Box::new(move || secrets.next()),
+            random: Box::new(move || secrets.number()),
         };
         let shards: Vec<u32> = self.shard_count().collect();
         let mut agent = Agent::new(settings, &shards, SESSIONS, now_ms);

@@ -126,7 +126,7 @@ impl World<'_> {
             }
         };
         entry.value = data.then(|| text.as_str().into());
-        let (random, tag) = (user.random.next(), user.history.len() as u64);
+        let (random, tag) = (user.random.number(), user.history.len() as u64);
         let deadline = self.now + patience_ms * MS;
         if user.client.submit(self.now, random, request, tag, deadline, &mut user.out).is_err() {
             return false;
@@ -151,7 +151,7 @@ impl World<'_> {
         let Ok(packet) = Packet::parse(&bytes) else {
             return self.fail("bounded", format!("client {i} receives what is no packet"));
         };
-        let random = user.random.next();
+        let random = user.random.number();
         user.client.step(self.now, random, Input::Packet(&packet), &mut user.out);
         // A stamp tells when expiry was judged, but not of a read that saw what became stable later, nor of a reply from a
         // record that a take-over rebuilt: of these the history tells nothing.
@@ -168,7 +168,7 @@ impl World<'_> {
             return Ok(());
         }
         user.wake = NEVER;
-        let random = user.random.next();
+        let random = user.random.number();
         user.client.step(self.now, random, Input::Tick, &mut user.out);
         self.after_client(i)
     }
