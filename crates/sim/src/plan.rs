@@ -327,7 +327,8 @@ fn faults(random: &mut Random, shape: &Shape) -> Vec<Planned> {
         _ => random.between(lease, 3 * lease),
     };
     // No faults at all now and then; otherwise some kinds of them.
-    let enabled = if random.chance(30) { 0 } else { random.number() & random.number() | random.number() & random.number() };
+    let enabled =
+        if random.chance(30) { 0 } else { random.number() & random.number() | random.number() & random.number() };
     let mut planned = Vec::new();
     for kind in (0..KINDS).filter(|kind| enabled & 1 << kind != 0) {
         for _ in 0..random.pick(&[1, 1, 2, 3, 5]) {

@@ -34,7 +34,7 @@ impl Member {
 impl World<'_> {
     /// Starts an empty replica.
     pub(super) fn start_replica(&mut self, i: usize) {
-        let incarnation = self.random.next() | 1;
+        let incarnation = self.random.number() | 1;
         let mut replica = Replica::new(Settings { key_shards: 1, ..Settings::simulated(incarnation, BUDGET_BYTES) });
         if let Some(mutant) = &self.plan.mutant {
             mutant.infect_replica(&mut replica);

@@ -117,7 +117,7 @@ impl World {
         self.configuration = Configuration { epoch, tenure: epoch, coordinator_addr: next.addr, ..configuration() };
         for record in self.sessions.values_mut().filter(|record| record.state == UP_STATE_PENDING) {
             let fate = self.fates.get_mut(&record.tag).expect("taken");
-            if self.dice.number() % 2 == 0 {
+            if self.dice.number().is_multiple_of(2) {
                 self.seq += 1;
                 (record.state, record.seq, record.number) = (UP_STATE_COMMITTED, self.seq, record.tag as i64);
                 fate.committed += 1;
@@ -422,7 +422,7 @@ fn forged(sent: &[u8], dice: &mut Dice) -> Vec<u8> {
         4 => (header.session, header.token) = (SessionId(1 << 16), 7),
         _ => {}
     }
-    let mut located = Located { configuration: configuration(), serves: dice.number() % 2 == 0 };
+    let mut located = Located { configuration: configuration(), serves: dice.number().is_multiple_of(2) };
     located.configuration.epoch = (dice.number() % 3) as u32;
     located.configuration.coordinator_addr = [10, 9, 9, (dice.number() % 4) as u8].into();
     match dice.number() % 4 {

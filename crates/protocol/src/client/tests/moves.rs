@@ -295,7 +295,7 @@ fn rounds_are_jittered_and_become_rarer() {
         }
     }
     let pauses: Vec<u64> = rounds.windows(2).map(|pair| pair[1] - pair[0]).collect();
-    assert!(pauses.iter().all(|&pause| pause >= MS && pause <= 110 * MS), "{pauses:?}");
+    assert!(pauses.iter().all(|pause| (MS..=110 * MS).contains(pause)), "{pauses:?}");
     assert!(rounds.iter().filter(|&&at| at < 30 * MS).count() >= 4, "{rounds:?}");
     assert!((20..80).contains(&rounds.len()), "{} rounds in two seconds", rounds.len());
     assert!(copies > 60, "it keeps trying: {copies}");
