@@ -16,7 +16,7 @@ const SHARDS_A_PAGE: usize = 64;
 /// The places of one key shard's keys, as one learner was given them first. Keys that came later it has from their writes.
 struct Cut {
     learner: (Endpoint, SessionId),
-    shard: u64,
+    shard: usize,
     places: Vec<u64>,
     /// Where the next shard begins.
     next: u64,
@@ -31,7 +31,7 @@ impl Cuts {
         self.0.clear();
     }
 
-    fn find(&self, learner: (Endpoint, SessionId), shard: u64) -> Option<usize> {
+    fn find(&self, learner: (Endpoint, SessionId), shard: usize) -> Option<usize> {
         self.0.iter().position(|cut| (cut.learner, cut.shard) == (learner, shard))
     }
 }

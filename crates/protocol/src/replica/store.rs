@@ -175,10 +175,13 @@ impl Store {
         hasher.finish()
     }
 
-    fn lock(&self, hash: u64) -> MutexGuard<'_, KeyShard> {
+    fn index(&self, hash: u64) -> usize {
         // The table takes its tag from the top seven bits and its slot from the bottom ones.
-        let index = (hash >> 48) as usize & (self.shards.len() - 1);
-        self.shards[index].lock().expect("a thread panicked with a key shard locked")
+        (hash >> 48) as usize & (self.shards.len() - 1)
+    }
+
+    fn lock(&self, hash: u64) -> MutexGuard<'_, KeyShard> {
+        self.shards[self.index(hash)].lock().expect("a thread panicked with a key shard locked")
     }
 
     fn each(&self) -> impl Iterator<Item = MutexGuard<'_, KeyShard>> {
@@ -504,9 +507,9 @@ impl Store {
     /// The places of all keys of the key shard that `place` is in, in order, and where the next shard begins; 0: there is
     /// none.
     pub fn places(&self, place: u64) -> (Vec<u64>, u64) {
-        let (count, turn) = (self.shards.len() as u64, self.turn());
-        let number = ((u128::from(place) * u128::from(count)) >> 64) as u64;
-        let next = (((u128::from(number) + 1) << 64) / u128::from(count)) as u64;
+        let turn = self.turn();
+        // Beyond the last shard the bits run out: 0.
+        let next = (self.shard_of(place) as u64 + 1).checked_shl(48 + turn).unwrap_or(0);
         let shard = self.lock(place.rotate_right(turn));
         let mut places: Vec<_> = shard.table.iter().map(|head| self.hash(head.key()).rotate_left(turn)).collect();
         drop(shard);
@@ -516,8 +519,8 @@ impl Store {
     }
 
     /// The key shard that a place is in.
-    pub fn shard_of(&self, place: u64) -> u64 {
-        ((u128::from(place) * self.shards.len() as u128) >> 64) as u64
+    pub fn shard_of(&self, place: u64) -> usize {
+        self.index(place.rotate_right(self.turn()))
     }
 
     /// The keys at a place, seldom more than one, with their versions.
