@@ -383,6 +383,7 @@ fn renew(twins: &mut Twins, rng: &mut StdRng, world: &mut World) {
             seq: rng.random::<u64>() >> 24,
             time: rng.random::<u64>() >> 24,
             result: rng.random(),
+            sealed: rng.random_range(0..2),
             ..opened(0, session, client.shard, token, client.at)
         };
         assert_eq!(twins.both(|tables| tables.load(session.index(), &record)), Ok(true));
