@@ -361,7 +361,9 @@ mod tests {
         std::mem::forget(server);
         drop(UnixListener::bind(directory.path().join("other")));
         std::fs::rename(directory.path().join("other"), &path).unwrap();
-        drop(Server::bind(&path).unwrap());
+        let mut again = Server::bind(&path).unwrap();
+        again.publish().unwrap();
+        drop(again);
         assert!(!path.exists());
     }
 

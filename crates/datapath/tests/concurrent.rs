@@ -442,7 +442,13 @@ impl Agent<'_> {
                 self.settle(record, aborts);
             }
             match round % 32 {
-                0 => self.change_members(),
+                0 => {
+                    self.change_members();
+                    if self.rng.random() {
+                        // The member that just went is back, while writes that it acknowledged are pending.
+                        self.change_members();
+                    }
+                }
                 8 | 24 => {
                     let serving = self.must_ack & !(1 << *MEMBERS.choose(&mut self.rng).unwrap());
                     self.configure(self.must_ack, serving);
