@@ -895,7 +895,7 @@ int coordinator_session(struct xdp_md *ctx)
 	} else if (record->session != command->session) {
 		/* Not yours. */
 	} else if (command->op == UP_SESSION_OP_FORGET) {
-		;
+		record->acks &= ~command->acks;
 		command->result = UP_SESSION_DONE;
 	} else if (command->op == UP_SESSION_OP_CLEAR) {
 		store_record(record, &command->record);
