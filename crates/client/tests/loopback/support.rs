@@ -64,7 +64,8 @@ impl Shard {
             id,
             coordinator,
             replica: UdpSocket::bind("127.0.0.1:0").unwrap(),
-            generation: 0,
+            // No two coordinators give the same session.
+            generation: u64::from(address.port()) << 24,
             seq: 1 << 40,
             sessions: HashMap::new(),
             items: HashMap::new(),
