@@ -298,6 +298,7 @@ impl Engine {
         let (mut next, mut opening) = (0, Vec::with_capacity(OPENS_AT_ONCE));
         loop {
             let now = self.now();
+            self.advance(now)?;
             opening.retain(|&lane: &usize| self.lanes[lane].client.session().is_none());
             while opening.len() < OPENS_AT_ONCE && next < self.lanes.len() {
                 self.step(next, now, Event::Open { until });
@@ -311,7 +312,7 @@ impl Engine {
                 let (shard, reason) = (self.lanes[missing].shard, self.lanes[missing].client.open_reject());
                 return Err(Error::NoSession { at: self.diagnosis(shard), reason });
             }
-            self.advance(now)?;
+            self.flush();
             self.wait(now, until)?;
         }
     }
