@@ -219,14 +219,8 @@ impl Replica {
     ) -> Copying {
         let mut fetching = self.fetching();
         let asked = Endpoint { addr: donor.0, port: donor.1 };
-        if let Some(copy) = &mut fetching.copy {
-            if copy.donor != asked && !copy.progress.done && copy.progress.trouble.is_empty() {
-                copy.progress.trouble = format!(
-                    "it copies from {}, and cannot go on from {asked}: it must begin again with a new life",
-                    copy.donor
-                );
-                (fetching.questions, fetching.parked) = Default::default();
-            }
+        if fetching.copy.is_some() {
+            // A donor is kept for as long as it is an active member: whoever is named now was chosen before our choice was known.
             return fetching.copying().expect("it copies");
         }
         let Some(incarnation) = donor_incarnation(role, asked) else {
