@@ -237,6 +237,8 @@ pub struct Mutants {
     pub no_converge: bool,
     /// Hole 17: a take-over believes learners.
     pub believe_learners: bool,
+    /// Hole 24: a take-over reads sessions from a member that confirmed when others had agreed without it.
+    pub believe_latecomers: bool,
     /// Hole 17: a learner is promoted before it has copied everything.
     pub promote_early: bool,
     /// A replica's stamp is echoed as soon as it comes: a fresh lease from a coordinator whose clock stood still.

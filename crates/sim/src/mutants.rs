@@ -62,6 +62,7 @@ mutants! {
     Agent abort_despite_lower: "hole 14";
     Agent no_converge: "hole 9";
     Agent believe_learners: "hole 17";
+    Agent believe_latecomers: "hole 24";
     Agent promote_early: "hole 17";
     Agent no_repair: "hole 8";
 }
