@@ -49,7 +49,7 @@ const CONTROL_BURST: usize = 256;
 /// How long a stop waits until it is on record that nothing is served any more.
 const STOP_MS: u64 = 2000;
 /// How long the role is left to others after a hand-over.
-const LEAVE_TO: Duration = Duration::from_secs(10);
+const LEAVE_TO: Duration = Duration::from_secs(1);
 /// Number of the driver's own compare-and-swap, which makes a record; the pure agent's count from 1.
 const CREATE: u64 = 0;
 

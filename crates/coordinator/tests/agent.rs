@@ -363,7 +363,7 @@ fn a_shard_is_handed_over() {
     let [first, second] = two(&replicas, &memory);
     write(&first, b"1");
     let nowhere = Command::Transfer { to: "127.0.0.1:9".parse().unwrap() };
-    assert!(first.change(0, nowhere).unwrap_err().to_string().contains("does not answer"));
+    assert!(first.change(0, nowhere).unwrap_err().to_string().contains("has not taken over"));
     let says = first.change(0, Command::Transfer { to: second.listen().into() }).unwrap();
     assert!(says.contains("handed over"), "{says}");
     second.wait_serving(WAIT).unwrap();

@@ -404,6 +404,10 @@ fn datagram(
         Op::Close => return close(shard, cx, from, packet),
         Op::Locate => {
             let whole = packet.value.len() >= OPEN_PADDING;
+            let take_over = control::parse::<control::Locate>(packet).map_or(0, |locate| locate.take_over);
+            if take_over != 0 && control::is_sealed(bytes, cx.settings.cluster_key) {
+                shard.invited(cx, from, take_over)?;
+            }
             match shard.locate(cx).filter(|_| whole) {
                 Some(located) => {
                     let bytes = control::emit(Header { op: Op::Located, key_len: 0, ..header }, &located);
@@ -412,11 +416,6 @@ fn datagram(
                 None => reject(Some(shard), cx, header, if whole { Reason::Shard } else { Reason::Malformed }, from),
             }
             return Ok(());
-        }
-        // Answers to our own LOCATE, from other agents.
-        Op::Located => return shard.located(cx, from, header.request),
-        Op::ControlReject if Reason::from_wire(header.status) == Some(Reason::Shard) => {
-            return shard.located(cx, from, header.request);
         }
         _ => {}
     }

@@ -255,9 +255,12 @@ pub struct Answer {
     pub result: u64,
 }
 
-/// LOCATE, client to agent or replica: who coordinates this shard? Padded to [`OPEN_PADDING`] bytes of document.
+/// LOCATE, client or agent to agent or replica: who coordinates this shard? Padded to [`OPEN_PADDING`] bytes of document.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Locate {
+    /// Asks an agent to take the shard over from the sender, which coordinates this epoch; 0: does not. Sealed.
+    #[serde(default)]
+    pub take_over: u32,
     /// Ignored filler.
     #[serde(default)]
     pub padding: String,

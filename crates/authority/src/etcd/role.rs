@@ -13,7 +13,7 @@ use super::{Link, Named, PROBE, RETRY, Settings, records::next};
 use crate::{LEAVE_TO_MAX, Notice, mailbox::Mailbox};
 
 /// How long a free role is left to whom the record names.
-const GRACE: Duration = Duration::from_millis(500);
+const GRACE: Duration = Duration::from_millis(100);
 /// etcd looks for leases that are over twice a second; beyond this a key that is still there is kept alive.
 const EXPIRY: Duration = Duration::from_millis(1500);
 

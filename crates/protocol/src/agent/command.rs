@@ -1,4 +1,4 @@
-//! What the operator asks for, and leaving: to a successor, or to nobody. `docs/protocol.md`, section 7, "Hand-over".
+//! What the operator asks for, a hand-over among it, and the end. `docs/protocol.md`, section 7, "Hand-over".
 
 use super::{
     Action, Command, Level, Record, TablesError, Wanted,
@@ -9,53 +9,55 @@ use crate::{
     wire::{Endpoint, Op},
 };
 
-/// How long a hand-over waits for the successor to say that it is there.
-const TRANSFER_MS: u64 = 500;
+/// How long a hand-over waits for the successor's claim.
+const TRANSFER_MS: u64 = 2000;
 
 impl Shard {
     // Hand-over and stop.
 
-    /// LOCATED of the successor: it is there.
-    pub(super) fn located(&mut self, cx: &mut Context<'_>, from: Endpoint, request: u64) -> Result<(), TablesError> {
-        let Part::Serving(serving) = &mut self.part else { return Ok(()) };
-        let Some((to, until_ms, id)) = serving.transfer else { return Ok(()) };
-        let sent = until_ms - TRANSFER_MS;
-        if to != from || request < sent || self.is_storing() {
-            return Ok(());
-        }
-        self.leave(cx, Some(to), Some(id))
-    }
-
-    pub(super) fn check_transfer(&mut self, cx: &mut Context<'_>) -> Result<(), TablesError> {
-        let Part::Serving(serving) = &mut self.part else { return Ok(()) };
-        let Some((to, until_ms, id)) = serving.transfer else { return Ok(()) };
+    pub(super) fn check_transfer(&mut self, cx: &mut Context<'_>) {
+        let Part::Serving(serving) = &mut self.part else { return };
+        let Some((to, until_ms, id)) = serving.transfer else { return };
         if cx.now_ms >= until_ms {
             serving.transfer = None;
-            let result = Err(format!("{to} does not answer: start a coordinator there, with the same authority"));
+            let result = Err(format!("{to} has not taken over: start a coordinator there, with the same authority"));
             cx.out.push(Action::Reply { id, result });
-            return Ok(());
+            return;
         }
         self.ask_successor(cx, to);
-        Ok(())
     }
 
+    /// Serves on meanwhile: the successor's claim, and then its fence, end that.
     pub(super) fn ask_successor(&self, cx: &mut Context<'_>, to: Endpoint) {
+        let take_over = self.record().epoch;
         let padding = " ".repeat(control::OPEN_PADDING);
-        let header = self.header(cx, Op::Locate, self.record().epoch);
-        cx.out.push(Action::Send { to, bytes: control::emit(header, &control::Locate { padding }) });
+        let header = self.header(cx, Op::Locate, take_over);
+        cx.send(to, control::emit(header, &control::Locate { take_over, padding }));
+    }
+
+    /// The coordinator on record asks this agent to take over. No role is needed for that: its holder wants it so, and the claim
+    /// is a compare-and-swap.
+    pub(super) fn invited(&mut self, cx: &mut Context<'_>, from: Endpoint, epoch: u32) -> Result<(), TablesError> {
+        let Some(record) = &self.record else { return Ok(()) };
+        if !matches!(self.part, Part::Standby) || record.coordinator() != Some(from) {
+            return Ok(());
+        }
+        if record.epoch < epoch {
+            cx.out.push(Action::Load { shard: self.id });
+        }
+        if record.epoch != epoch {
+            return Ok(());
+        }
+        self.invited = Some(epoch);
+        self.begin(cx)
     }
 
     /// Refuses everything from now on, then says so on record.
-    pub(super) fn leave(
-        &mut self,
-        cx: &mut Context<'_>,
-        to: Option<Endpoint>,
-        reply: Option<u64>,
-    ) -> Result<(), TablesError> {
+    fn leave(&mut self, cx: &mut Context<'_>) -> Result<(), TablesError> {
         let Part::Serving(serving) = &self.part else { return Ok(()) };
         let config = self.config(serving, serving.epoch, &serving.must_ack, true);
         cx.tables.configure(&config)?;
-        self.part = Part::Leaving { tenure: serving.tenure, to, reply };
+        self.part = Part::Leaving { tenure: serving.tenure };
         if !self.is_storing() {
             self.store_leaving(cx);
         }
@@ -64,16 +66,9 @@ impl Shard {
 
     /// No table of ours is of use any more: the record is settled, whatever it was.
     pub(super) fn store_leaving(&mut self, cx: &mut Context<'_>) {
-        let Part::Leaving { to, .. } = &self.part else { return };
         let record = self.record().clone();
-        let mut next = Record { settled: true, ..record.clone() };
-        if let Some(to) = to {
-            // Another coordinator is another epoch, though the successor begins its tenure with one of its own.
-            let epoch = record.epoch + 1;
-            next = Record { epoch, tenure: epoch, coordinator: Some((to.addr, to.port)), ..next };
-        }
-        if next != record {
-            self.store(cx, next, Vec::new());
+        if !record.settled {
+            self.store(cx, Record { settled: true, ..record }, Vec::new());
         }
     }
 
@@ -81,17 +76,14 @@ impl Shard {
     pub(super) fn stop(&mut self, cx: &mut Context<'_>) -> Result<(), TablesError> {
         match self.part {
             Part::Forming | Part::TakingOver(_) => self.step_down(cx, "this agent is stopping"),
-            _ => self.leave(cx, None, None),
+            _ => self.leave(cx),
         }
     }
 
     /// It left, and that is on record.
     pub(super) fn has_left(&self) -> bool {
         match &self.part {
-            Part::Leaving { to: None, .. } => {
-                self.record.as_ref().is_none_or(|record| record.settled) && !self.is_storing()
-            }
-            Part::Leaving { .. } => false,
+            Part::Leaving { .. } => self.record.as_ref().is_none_or(|record| record.settled) && !self.is_storing(),
             Part::Serving(_) => false,
             _ => true,
         }

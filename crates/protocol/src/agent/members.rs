@@ -46,7 +46,7 @@ impl Shard {
                 self.send_heartbeats(cx);
                 self.greet(cx);
                 self.repair(cx)?;
-                self.check_transfer(cx)?;
+                self.check_transfer(cx);
                 self.reconcile(cx)?;
             }
         }

@@ -67,8 +67,8 @@ pub(super) enum Part {
     TakingOver(Box<TakeOver>),
     /// Its tables serve.
     Serving(Box<Serving>),
-    /// Its tables refuse everything; the record is about to say so, and to name the successor.
-    Leaving { tenure: u32, to: Option<Endpoint>, reply: Option<u64> },
+    /// Its tables refuse everything; the record is about to say so.
+    Leaving { tenure: u32 },
 }
 
 pub(super) struct Serving {
@@ -87,7 +87,7 @@ pub(super) struct Serving {
     pub repairs: Repairs,
     /// What `serving` and the rest in the tables was made from, so that they are written only when they change.
     pub written: Option<up_config>,
-    /// A hand-over that waits for its successor's answer: whom, until when, the command's number.
+    /// A hand-over that waits for its successor's claim: whom, until when, the command's number.
     pub transfer: Option<(Endpoint, u64, u64)>,
 }
 
@@ -110,6 +110,8 @@ pub(super) struct Shard {
     /// The authority had a record and has none: nothing is stored until it has one again.
     is_removed: bool,
     pub role: bool,
+    /// The coordinator of this epoch asked us to take over.
+    pub invited: Option<u32>,
     pub storing: Option<Storing>,
     next_store: u64,
     pub part: Part,
@@ -135,6 +137,7 @@ impl Shard {
             loaded: false,
             is_removed: false,
             role: false,
+            invited: None,
             storing: None,
             next_store: 1,
             part: Part::Standby,
@@ -288,14 +291,14 @@ impl Shard {
         let Some(record) = self.record.clone() else { return Ok(()) };
         match &mut self.part {
             Part::Serving(_) | Part::Leaving { .. } if record.coordinator() != me => {
-                if let Part::Leaving { to, reply, .. } = &self.part {
-                    let (to, reply) = (*to, *reply);
-                    if to == record.coordinator()
-                        && let Some(id) = reply
-                    {
-                        let text = format!("shard {} is handed over to {}", self.id, to.expect("just compared"));
-                        cx.out.push(Action::Reply { id, result: Ok(text) });
-                    }
+                if let Part::Serving(serving) = &self.part
+                    && let Some((to, _, id)) = serving.transfer
+                    && Some(to) == record.coordinator()
+                {
+                    let result = Ok(format!("shard {} is handed over to {to}", self.id));
+                    cx.out.push(Action::Reply { id, result });
+                    // The successor shall have the role too. That it is given up comes to be known later.
+                    self.role = false;
                     cx.out.push(Action::Resign { shard: self.id });
                 }
                 self.step_down(cx, "another coordinator is on record")
@@ -330,7 +333,7 @@ impl Shard {
                 self.part = Part::Standby;
                 self.begin(cx)
             }
-            Part::Leaving { tenure, .. } if record.tenure != *tenure => {
+            Part::Leaving { tenure } if record.tenure != *tenure => {
                 self.step_down(cx, "a later tenure is on record")?;
                 self.begin(cx)
             }
@@ -423,7 +426,8 @@ impl Shard {
             }
             cx.tables.clear(self.id)?;
         }
-        if !self.role {
+        let invited = self.invited.take() == Some(record.epoch) && !me;
+        if !self.role && !invited {
             return Ok(());
         }
         if record.epoch == 0 || record.given_up >= record.epoch {

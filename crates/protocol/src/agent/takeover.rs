@@ -337,13 +337,13 @@ impl Shard {
     /// Whether those that agree in this round are those that are present. One that has confirmed late holds neither what they
     /// agree on nor its records (hole 24); it need not be left out either: there is another round, with it.
     fn is_round_of(&self, cx: &Context<'_>, present: &BTreeSet<u8>) -> bool {
-        let mut agreeing = self.over_ref().collecting.keys();
+        let agreeing = || self.over_ref().collecting.keys();
         #[cfg(feature = "published")]
         if cx.mutant.believe_latecomers {
-            return agreeing.all(|index| present.contains(index));
+            return agreeing().all(|index| present.contains(index));
         }
         let _ = cx;
-        agreeing.eq(present)
+        agreeing().eq(present)
     }
 
     fn converge_step(&mut self, cx: &mut Context<'_>) {

@@ -196,7 +196,7 @@ impl Client {
         header.shard = self.settings.shard;
         header.set_reply_to(self.settings.reply_to);
         header.request = self.guide.nonce;
-        out.send(to, &control::emit(header, &Locate { padding: " ".repeat(OPEN_PADDING) }));
+        out.send(to, &control::emit(header, &Locate { take_over: 0, padding: " ".repeat(OPEN_PADDING) }));
     }
 
     /// Another client of the shard looks, or no longer.
