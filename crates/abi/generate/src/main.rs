@@ -1,6 +1,6 @@
-//! Generates the Rust side of `bpf/include/underpass/{wire,abi}.h`.
+//! Generates the Rust side of `bpf/include/underpass/{wire,abi,cache}.h`.
 //!
-//! `underpass-abi-generate write` replaces `crates/abi/src/{wire,abi}.rs`; `check` compares and fails when stale.
+//! `underpass-abi-generate write` replaces `crates/abi/src/{wire,abi,cache}.rs`; `check` compares and fails when stale.
 
 use std::{env, fs, path::Path};
 
@@ -36,8 +36,8 @@ fn generate(root: &Path, name: &str) -> Result<String> {
 fn main() -> Result<()> {
     let mode = env::args().nth(1).unwrap_or_default();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..").canonicalize()?;
-    let outputs = [("wire", generate(&root, "wire")?), ("abi", generate(&root, "abi")?)];
-    for (name, text) in outputs {
+    for name in ["wire", "abi", "cache"] {
+        let text = generate(&root, name)?;
         let path = root.join("crates/abi/src").join(format!("{name}.rs"));
         match mode.as_str() {
             "write" => fs::write(&path, text)?,

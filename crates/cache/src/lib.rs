@@ -1,0 +1,8 @@
+//! A coherent in-kernel cache in front of a stock memcached.
+//!
+//! [`stream`] and [`model`] are pure: what memcached makes of a connection's bytes, and why a hit is never stale. The rest
+//! loads the kernel programs, fills the cache and shows what it does. `docs/cache.md` tells the whole story.
+
+pub mod model;
+pub mod stream;
+pub mod word;

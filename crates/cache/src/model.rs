@@ -1,0 +1,344 @@
+//! The cache's coherence as an explicit-state model: every interleaving of commands, replies, evictions, fills, hits and
+//! clocks within a bound is explored, and a hit must tell what memcached would.
+//!
+//! One key; its word and the global one (`word`); memcached with one item, a clock that it looks at once a second, and
+//! memory pressure; connections whose commands are delivered, obeyed, answered and ended (by the next read) in steps of
+//! their own; the agent, which asks and installs. What a [`Mutant`] leaves out must be found.
+
+use std::collections::HashSet;
+
+use crate::word;
+
+/// Steps of time in a second.
+pub const TICKS: u8 = 4;
+/// Seconds that a hit keeps clear of the end of a lifetime: memcached's clock is up to two behind (it is cut to whole
+/// seconds, and up to one old).
+pub const SLACK: u8 = 2;
+const CONNECTIONS: usize = 2;
+
+/// A rule left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutant {
+    /// A key is served and filled while a command is in flight: only its delivery counts.
+    NothingInFlight,
+    /// A command's delivery leaves the generation as it is.
+    NoGeneration,
+    /// A command counts as obeyed as soon as it was delivered.
+    EndAtDelivery,
+    /// Reads that missed are not heeded.
+    MissUnseen,
+    /// They are, but only once their connection is read again, which may be after the reply left.
+    MissSeenLate,
+    /// Pipelined reads are not heeded.
+    PipelinedReads,
+    /// A fill is installed for the word as it is then, not as it was when memcached was asked.
+    FillOfNow,
+    /// memcached is asked also while a command is in flight.
+    FillInFlight,
+    /// What cannot be followed forgets nothing.
+    GlobalIgnored,
+    /// Lifetimes are not heeded.
+    NoExpiry,
+    /// The slack is one second.
+    SlackOfOne,
+    /// A lifetime counts from when the answer is there, not from the question.
+    LifetimeFromAnswer,
+}
+
+/// All of them.
+pub const MUTANTS: [Mutant; 12] = [
+    Mutant::NothingInFlight,
+    Mutant::NoGeneration,
+    Mutant::EndAtDelivery,
+    Mutant::MissUnseen,
+    Mutant::MissSeenLate,
+    Mutant::PipelinedReads,
+    Mutant::FillOfNow,
+    Mutant::FillInFlight,
+    Mutant::GlobalIgnored,
+    Mutant::NoExpiry,
+    Mutant::SlackOfOne,
+    Mutant::LifetimeFromAnswer,
+];
+
+/// How much of everything there is.
+#[derive(Clone, Copy, Debug)]
+pub struct Scope {
+    /// Commands of clients.
+    pub commands: u8,
+    /// Times that the agent asks.
+    pub fills: u8,
+    /// Times that memcached evicts.
+    pub evictions: u8,
+    /// Steps of time; 0 leaves lifetimes out.
+    pub time: u8,
+}
+
+/// What was explored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Explored {
+    /// Distinct states.
+    pub states: usize,
+    /// States in which the kernel answers.
+    pub hits: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Command {
+    /// Stores a new version, for so many seconds (0: for ever).
+    Set(u8),
+    Delete,
+    /// Alone in flight on its connection: its reply tells what it saw.
+    Get,
+    /// One of several.
+    PipelinedGet,
+    /// A write on a connection that is not followed.
+    Lost,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+enum Connection {
+    #[default]
+    Idle,
+    Delivered(Command),
+    /// With the version that a read missed although it was the last one stored, and whether it missed.
+    Obeyed(Command, Option<u8>, bool),
+    Answered(Command),
+}
+
+/// An item: version, and by memcached's clock when it expires; 0: never.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Item {
+    version: u8,
+    expires: u8,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Entry {
+    version: u8,
+    words: [u64; 2],
+    deadline: Option<u8>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+enum Fill {
+    #[default]
+    Idle,
+    Asked {
+        words: [u64; 2],
+        at: u8,
+    },
+    /// With the time at which memcached obeyed.
+    Answered(Entry, u8),
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+struct State {
+    /// The key's word and the global one.
+    words: [u64; 2],
+    item: Option<Item>,
+    /// What a client may know to be stored: unlike `item` there until somebody was told otherwise.
+    known: Option<Item>,
+    entry: Option<Entry>,
+    fill: Fill,
+    connections: [Connection; CONNECTIONS],
+    versions: u8,
+    now: u8,
+    /// When memcached looked at the clock.
+    looked: u8,
+    commands: u8,
+    fills: u8,
+    evictions: u8,
+}
+
+impl State {
+    /// Seconds by memcached's clock.
+    fn clock(&self) -> u8 {
+        self.looked / TICKS
+    }
+
+    fn live(&self) -> Option<Item> {
+        self.item.filter(|item| item.expires == 0 || item.expires > self.clock())
+    }
+
+    fn hit(&self, mutant: Option<Mutant>) -> Option<u8> {
+        let entry = self.entry?;
+        let words = match mutant {
+            Some(Mutant::NothingInFlight) => self.words.map(|w| w - word::in_flight(w)),
+            Some(Mutant::GlobalIgnored) => [self.words[0], entry.words[1]],
+            _ => self.words,
+        };
+        let in_time = entry.deadline.is_none_or(|deadline| self.now < deadline || mutant == Some(Mutant::NoExpiry));
+        (entry.words == words && in_time).then_some(entry.version)
+    }
+
+    /// Whether the last version stored is `version`, as far as anybody was told, and has not expired by any clock.
+    fn may_tell(&self, version: u8) -> bool {
+        self.known.is_some_and(|item| item.version == version && (item.expires == 0 || item.expires > self.now / TICKS))
+    }
+}
+
+/// Explores everything. The error is the state in which the kernel answers what memcached would not.
+pub fn explore(scope: Scope, mutant: Option<Mutant>) -> Result<Explored, String> {
+    let mut seen = HashSet::new();
+    let mut explored = Explored::default();
+    let mut open = vec![State::default()];
+    while let Some(state) = open.pop() {
+        if !seen.insert(state.clone()) {
+            continue;
+        }
+        if let Some(version) = state.hit(mutant) {
+            explored.hits += 1;
+            if !state.may_tell(version) {
+                return Err(format!("the kernel answers version {version} in {state:?}"));
+            }
+        }
+        steps(&state, scope, mutant, &mut |next| open.push(next));
+    }
+    explored.states = seen.len();
+    Ok(explored)
+}
+
+fn steps(state: &State, scope: Scope, mutant: Option<Mutant>, emit: &mut dyn FnMut(State)) {
+    for at in 0..CONNECTIONS {
+        connection(state, at, scope, mutant, emit);
+    }
+    fill(state, scope, mutant, emit);
+    if state.evictions < scope.evictions && state.item.is_some() {
+        emit(State { item: None, evictions: state.evictions + 1, ..state.clone() });
+    }
+    if state.now < scope.time {
+        // memcached looks at the clock at least once a second.
+        if state.now + 1 - state.looked < TICKS {
+            emit(State { now: state.now + 1, ..state.clone() });
+        }
+        emit(State { now: state.now + 1, looked: state.now + 1, ..state.clone() });
+    }
+}
+
+/// Which word a command changes; none: the kernel waits for what a read saw.
+fn word_of(command: Command, mutant: Option<Mutant>) -> Option<usize> {
+    match command {
+        Command::Get => None,
+        Command::PipelinedGet if mutant == Some(Mutant::PipelinedReads) => None,
+        Command::Lost => Some(1),
+        _ => Some(0),
+    }
+}
+
+fn connection(state: &State, at: usize, scope: Scope, mutant: Option<Mutant>, emit: &mut dyn FnMut(State)) {
+    let mut next = state.clone();
+    match state.connections[at] {
+        Connection::Idle if state.commands == scope.commands => {}
+        Connection::Idle => {
+            let lifetimes: &[u8] = if scope.time > 0 { &[0, 2, 3] } else { &[0] };
+            let sets = lifetimes.iter().map(|&lifetime| Command::Set(lifetime));
+            let others = [Command::Delete, Command::Get, Command::PipelinedGet, Command::Lost];
+            for command in sets.chain(others) {
+                let mut next = state.clone();
+                next.commands += 1;
+                next.connections[at] = Connection::Delivered(command);
+                if let Some(which) = word_of(command, mutant) {
+                    let word = &mut next.words[which];
+                    *word = match mutant {
+                        Some(Mutant::NoGeneration) => *word + 1,
+                        Some(Mutant::EndAtDelivery) => word::end(word::begin(*word)),
+                        _ => word::begin(*word),
+                    };
+                }
+                emit(next);
+            }
+        }
+        Connection::Delivered(command) => {
+            let (mut missed, mut miss) = (None, false);
+            match command {
+                Command::Set(_) | Command::Lost => {
+                    let lifetime = if let Command::Set(lifetime) = command { lifetime } else { 0 };
+                    next.versions += 1;
+                    let expires = if lifetime == 0 { 0 } else { state.clock() + lifetime };
+                    next.item = Some(Item { version: next.versions, expires });
+                    next.known = next.item;
+                }
+                Command::Delete => (next.item, next.known) = (None, None),
+                Command::Get | Command::PipelinedGet => {
+                    miss = state.live().is_none();
+                    missed = state.known.filter(|_| miss).map(|item| item.version);
+                }
+            }
+            next.connections[at] = Connection::Obeyed(command, missed, miss);
+            emit(next);
+        }
+        Connection::Obeyed(command, missed, miss) => {
+            // The reply leaves, past the kernel.
+            next.connections[at] = Connection::Answered(command);
+            let heeded = !matches!(mutant, Some(Mutant::MissUnseen | Mutant::MissSeenLate));
+            if command == Command::Get && miss && heeded {
+                next.words[0] = word::forget(next.words[0]);
+            }
+            if missed.is_some() && state.known.map(|item| item.version) == missed {
+                next.known = None;
+            }
+            emit(next);
+            // Or none does: memcached reads on at once. Then nobody was told.
+            next = state.clone();
+            ended(&mut next, command, mutant);
+            if command == Command::Get && mutant != Some(Mutant::MissUnseen) {
+                next.words[0] = word::forget(next.words[0]);
+            }
+            next.connections[at] = Connection::Idle;
+            emit(next);
+        }
+        Connection::Answered(command) => {
+            ended(&mut next, command, mutant);
+            if command == Command::Get && mutant == Some(Mutant::MissSeenLate) {
+                next.words[0] = word::forget(next.words[0]);
+            }
+            next.connections[at] = Connection::Idle;
+            emit(next);
+        }
+    }
+}
+
+/// The connection is read again.
+fn ended(state: &mut State, command: Command, mutant: Option<Mutant>) {
+    if let Some(which) = word_of(command, mutant)
+        && mutant != Some(Mutant::EndAtDelivery)
+    {
+        state.words[which] = word::end(state.words[which]);
+    }
+}
+
+fn fill(state: &State, scope: Scope, mutant: Option<Mutant>, emit: &mut dyn FnMut(State)) {
+    match state.fill {
+        Fill::Idle => {
+            let idle = state.words.iter().all(|&word| word::idle(word));
+            let heedless = matches!(mutant, Some(Mutant::FillInFlight | Mutant::NothingInFlight));
+            if state.fills < scope.fills && (idle || heedless) {
+                let words = match mutant {
+                    Some(Mutant::NothingInFlight) => state.words.map(|w| w - word::in_flight(w)),
+                    // Once all that is in flight has ended.
+                    Some(Mutant::FillInFlight) => state.words.map(|w| w - word::in_flight(w)),
+                    _ => state.words,
+                };
+                let fill = Fill::Asked { words, at: state.now };
+                emit(State { fill, fills: state.fills + 1, ..state.clone() });
+            }
+        }
+        Fill::Asked { words, at } => {
+            let fill = state.live().map_or(Fill::Idle, |item| {
+                let slack = if mutant == Some(Mutant::SlackOfOne) { 1 } else { SLACK };
+                let left = |item: Item| item.expires.saturating_sub(state.clock()).saturating_sub(slack);
+                let deadline = (item.expires > 0).then(|| at + TICKS * left(item));
+                Fill::Answered(Entry { version: item.version, words, deadline }, state.now)
+            });
+            emit(State { fill, ..state.clone() });
+        }
+        Fill::Answered(mut entry, obeyed) => {
+            if mutant == Some(Mutant::LifetimeFromAnswer) {
+                entry.deadline = entry.deadline.map(|deadline| deadline + state.now - obeyed);
+            }
+            let words = if mutant == Some(Mutant::FillOfNow) { state.words } else { entry.words };
+            emit(State { fill: Fill::Idle, entry: Some(Entry { words, ..entry }), ..state.clone() });
+        }
+    }
+}
