@@ -250,7 +250,7 @@ pub struct Mutants {
 /// Time between looks for idle sessions.
 const SWEEP_MS: u64 = 1000;
 /// Time between steps of a shard that waits for answers.
-const BUSY_MS: u64 = 5;
+const BUSY_MS: u64 = 2;
 
 /// The agent of one coordinator process.
 pub struct Agent {
@@ -363,6 +363,9 @@ impl Agent {
                     shard.stop(&mut cx)?;
                 }
             }
+        }
+        if self.shards.values().any(Shard::is_busy) {
+            self.tick_ms = self.tick_ms.min(now_ms + BUSY_MS);
         }
         Ok(out)
     }

@@ -183,8 +183,8 @@ fn an_agent_that_is_stopping_begins_nothing() {
 #[test]
 fn a_take_over_reads_sessions_from_a_member_that_agreed() {
     // Replica 0 confirms late: it has been waited for, and so many answers of replica 1, which alone has processed a write, have
-    // come since.
-    for answers in 0..3 {
+    // come since. After two it would be left out.
+    for answers in 0..2 {
         let mut rack = Rack::new(2);
         rack.run(100);
         assert!(rack.agent.serves(0));

@@ -17,6 +17,8 @@ use crate::{
 
 /// Time between questions to those that shall take part and do not.
 pub(super) const HELLO_MS: u64 = 200;
+/// Time between heartbeats before the first echo: that takes three of them.
+const HURRY_MS: u64 = 2;
 /// Longer than this between two looks for silence, and the agent was held up.
 const HELD_UP_MS: u64 = 30;
 
@@ -337,7 +339,9 @@ impl Shard {
             member.stamps.push_back((cx.now_ms, ack.stamp));
         }
         // It may not answer reads before a stamp of its own is echoed: soon, but not in a tight loop.
-        let hurries = !member.echoed && cx.now_ms > member.sent_ms + 1;
+        if !member.echoed {
+            self.heartbeat_ms = self.heartbeat_ms.min(member.sent_ms + HURRY_MS);
+        }
         (member.used_bytes, member.budget_bytes, member.items) = (ack.used_bytes, ack.budget_bytes, ack.items);
         let was_suspect = std::mem::take(&mut member.suspect);
         let had_trouble = member.copying.as_ref().map(|copying| copying.trouble.clone()).unwrap_or_default();
@@ -350,9 +354,6 @@ impl Shard {
         }
         let full_changed = self.check_full(cx);
         self.extend(cx)?;
-        if hurries {
-            self.send_heartbeat_to(cx, from);
-        }
         if was_suspect || was_lost || full_changed {
             if was_suspect || was_lost {
                 cx.log(Level::Info, format!("shard {}: {from} answers again", self.id));

@@ -110,6 +110,8 @@ pub(super) struct Shard {
     /// The authority had a record and has none: nothing is stored until it has one again.
     is_removed: bool,
     pub role: bool,
+    /// The tables hold nothing of this shard.
+    pub is_clear: bool,
     /// The coordinator of this epoch asked us to take over.
     pub invited: Option<u32>,
     pub storing: Option<Storing>,
@@ -137,6 +139,7 @@ impl Shard {
             loaded: false,
             is_removed: false,
             role: false,
+            is_clear: false,
             invited: None,
             storing: None,
             next_store: 1,
@@ -166,7 +169,11 @@ impl Shard {
             Part::Standby => false,
             Part::Forming | Part::TakingOver(_) | Part::Leaving { .. } => true,
             Part::Serving(serving) => {
-                serving.epoch < self.record().epoch || !serving.repairs.is_empty() || serving.transfer.is_some()
+                let unread = |member: &Member| !member.echoed && !member.lost && !member.suspect;
+                serving.epoch < self.record().epoch
+                    || !serving.repairs.is_empty()
+                    || serving.transfer.is_some()
+                    || self.members.values().any(unread)
             }
         }
     }
@@ -368,12 +375,21 @@ impl Shard {
         if !matches!(self.part, Part::Standby) {
             cx.log(Level::Warn, format!("shard {}: no longer coordinates: {why}", self.id));
         }
-        cx.tables.clear(self.id)?;
+        self.clear(cx)?;
         cx.sessions.forget_shard(self.id);
         self.part = Part::Standby;
         self.members.clear();
         self.candidates.clear();
         self.trouble.clear();
+        Ok(())
+    }
+
+    /// Empties the tables, unless they are empty.
+    pub(super) fn clear(&mut self, cx: &mut Context<'_>) -> Result<(), TablesError> {
+        if !self.is_clear {
+            cx.tables.clear(self.id)?;
+            self.is_clear = true;
+        }
         Ok(())
     }
 
@@ -424,8 +440,9 @@ impl Shard {
             if me && (record.tenure..=record.epoch).contains(&left.epoch) {
                 return self.adopt(cx, &left);
             }
-            cx.tables.clear(self.id)?;
         }
+        // Now, not when it takes over: that takes a while.
+        self.clear(cx)?;
         let invited = self.invited.take() == Some(record.epoch) && !me;
         if !self.role && !invited {
             return Ok(());

@@ -523,7 +523,8 @@ impl Shard {
     /// Makes the tables serve what was rebuilt: the end of a take-over.
     pub(super) fn serve(&mut self, cx: &mut Context<'_>, over: &TakeOver) -> Result<(), TablesError> {
         let record = self.record().clone();
-        cx.tables.clear(self.id)?;
+        self.clear(cx)?;
+        self.is_clear = false;
         cx.sessions.forget_shard(self.id);
         let mut kept = 0;
         for session in over.sessions(self.id, cx.now_ms) {
