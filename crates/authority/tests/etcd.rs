@@ -93,7 +93,7 @@ fn a_named_successor_comes_first() {
     let resigned = Instant::now();
     c.resign(Duration::from_secs(60));
     b.until_role(true, SOON);
-    assert!(resigned.elapsed() >= Duration::from_millis(500), "{:?}", resigned.elapsed());
+    assert!(resigned.elapsed() >= Duration::from_millis(100), "{:?}", resigned.elapsed());
 }
 
 #[test]
