@@ -11,6 +11,7 @@ use underpass_protocol::{
 
 use crate::{
     authority::{Answer, Question},
+    host::Timepiece,
     plan::CoordinatorShape,
 };
 
@@ -25,6 +26,8 @@ pub enum Input {
     Timeout(u64),
     /// A record has changed, or a role is free.
     News,
+    /// The machine has stood still.
+    Suspended,
     /// An operator asks.
     Command {
         /// Shard.
@@ -87,6 +90,8 @@ pub struct Host {
     pub process: Option<Process>,
     /// The data path.
     pub data_path: Option<DataPath>,
+    /// Its clock.
+    pub clock: Timepiece,
     /// It stands still, this many times over.
     pub paused: u32,
     /// It is down, this many times over.

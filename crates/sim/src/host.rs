@@ -102,6 +102,54 @@ impl Clock {
     }
 }
 
+/// A host's clock in a run: it stands still while the whole machine does.
+#[derive(Clone, Copy, Debug)]
+pub struct Timepiece {
+    clock: Clock,
+    stood: u64,
+    /// Since when it stands still, and how many times over.
+    stopped: (u64, u32),
+}
+
+impl Timepiece {
+    /// A clock that runs.
+    pub fn new(clock: Clock) -> Self {
+        Self { clock, stood: 0, stopped: (0, 0) }
+    }
+
+    /// What it shows, in milliseconds.
+    pub fn ms(&self, now: u64) -> u64 {
+        let now = if self.stands() { self.stopped.0 } else { now };
+        self.clock.ms(now - self.stood)
+    }
+
+    /// The first moment of true time at which it shows `ms`, if it stands still no more.
+    pub fn when(&self, ms: u64) -> u64 {
+        self.clock.when(ms).saturating_add(self.stood)
+    }
+
+    /// Whether it stands still.
+    pub fn stands(&self) -> bool {
+        self.stopped.1 > 0
+    }
+
+    /// Stands still from now on.
+    pub fn stop(&mut self, now: u64) {
+        if !self.stands() {
+            self.stopped.0 = now;
+        }
+        self.stopped.1 += 1;
+    }
+
+    /// Goes on, if nothing else has stopped it.
+    pub fn go(&mut self, now: u64) {
+        self.stopped.1 -= 1;
+        if !self.stands() {
+            self.stood += now - self.stopped.0;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,6 +164,17 @@ mod tests {
                 assert!(at == 0 || clock.ms(at - 1) < ms, "{fast_ppm} {ms}");
             }
         }
+    }
+
+    #[test]
+    fn a_clock_that_stood_still_goes_on_where_it_was() {
+        let mut clock = Timepiece::new(Clock { offset_ms: 77, fast_ppm: 0 });
+        clock.stop(3 * MS);
+        clock.stop(4 * MS);
+        clock.go(5 * MS);
+        assert_eq!((clock.ms(6 * MS), clock.stands()), (80, true));
+        clock.go(10 * MS);
+        assert_eq!((clock.ms(10 * MS), clock.ms(12 * MS), clock.when(82)), (80, 82, 12 * MS));
     }
 
     #[test]

@@ -35,6 +35,19 @@ impl Weather {
     }
 }
 
+/// Datagrams of some kinds to one host fare worse than others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Filter {
+    /// Their receiver.
+    pub to: Host,
+    /// Which: bits of the numbers of their operations.
+    pub ops: u64,
+    /// Not delivered, in a thousand.
+    pub loss: u64,
+    /// Longest additional delay, in milliseconds.
+    pub late_ms: u64,
+}
+
 /// All links.
 pub struct Network {
     seed: u64,
@@ -44,6 +57,7 @@ pub struct Network {
     cuts: Box<[u16]>,
     always: Weather,
     storms: Vec<Weather>,
+    filters: Vec<Filter>,
 }
 
 fn link(from: Host, to: Host) -> usize {
@@ -54,23 +68,35 @@ impl Network {
     /// A whole one.
     pub fn new(seed: u64, weather: Weather) -> Self {
         let links = HOSTS * HOSTS;
-        Self { seed, sent: vec![0; links].into(), cuts: vec![0; links].into(), always: weather, storms: Vec::new() }
+        Self {
+            seed,
+            sent: vec![0; links].into(),
+            cuts: vec![0; links].into(),
+            always: weather,
+            storms: Vec::new(),
+            filters: Vec::new(),
+        }
     }
 
-    /// When the copies of a datagram sent now arrive.
-    pub fn send(&mut self, now: u64, from: Host, to: Host) -> impl Iterator<Item = u64> + use<> {
+    /// When the copies of a datagram with this operation, sent now, arrive.
+    pub fn send(&mut self, now: u64, from: Host, to: Host, op: u8) -> impl Iterator<Item = u64> + use<> {
         let link = link(from, to);
         self.sent[link] += 1;
         let mut random = Random::new(self.seed, mix(link as u64, u64::from(self.sent[link])));
         let weather = self.storms.iter().fold(self.always, |all, storm| all.with(*storm));
         let copies = 1 + u64::from(random.chance(weather.duplicate));
-        let cut = self.cuts[link] > 0;
+        let mut cut = self.cuts[link] > 0;
+        let mut late = 0;
+        for filter in self.filters.iter().filter(|filter| filter.to == to && filter.ops >> op & 1 != 0) {
+            cut |= random.chance(filter.loss);
+            late += random.below(filter.late_ms * MS + 1);
+        }
         (0..copies).filter_map(move |_| {
             let lost = random.chance(weather.loss);
             let slow = random.chance(weather.slow);
             let most = if slow { weather.slow_ms * MS } else { weather.delay_us * 1000 };
             let delay = 1_000 + random.below(most.max(1));
-            (!cut && !lost).then_some(now + delay)
+            (!cut && !lost).then_some(now + delay + late)
         })
     }
 
@@ -94,8 +120,18 @@ impl Network {
         }
     }
 
+    /// Datagrams of some kinds fare worse for a while.
+    pub fn filter(&mut self, filter: Filter, begins: bool) {
+        if begins {
+            self.filters.push(filter);
+        } else if let Some(at) = self.filters.iter().position(|other| *other == filter) {
+            self.filters.swap_remove(at);
+        }
+    }
+
     /// Everything is whole, and stays so.
     pub fn heal(&mut self) {
+        self.filters.clear();
         self.cuts.fill(0);
         self.storms.clear();
         self.always = Weather { delay_us: self.always.delay_us.min(500), ..Weather::default() };

@@ -1,11 +1,15 @@
 //! What will befall a run: drawn from its seed, and written down, so that parts of it can be left out.
 
+mod stories;
+
 use std::fmt;
+
+use underpass_protocol::wire::Op;
 
 use crate::{
     host::{COORDINATORS_MAX, Clock, Host},
     mutants::Mutant,
-    network::Weather,
+    network::{Filter, Weather},
     random::Random,
 };
 
@@ -110,6 +114,35 @@ pub enum Order {
     Transfer(u8),
 }
 
+/// A host, or whoever has a part when it comes to that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// This one.
+    Host(Host),
+    /// The coordinator that the record of this shard names.
+    CoordinatorOf(u32),
+}
+
+/// What becomes of one write of a shard, the next that is ordered: more than bad luck, but a network may do it. Sets of replicas
+/// are bits of their numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Strand {
+    /// The shard.
+    pub shard: u32,
+    /// Its first clones to these are lost.
+    pub lost: u16,
+    /// Those to these are late.
+    pub late: u16,
+    /// Acknowledgements of these are late.
+    pub late_replies: u16,
+    /// How late at least; at most twice that. In milliseconds.
+    pub late_ms: u64,
+    /// Clones to these are lost when its client is heard again.
+    pub lost_again: u16,
+    /// Its client dies, instead of not being heard with this write.
+    pub vanish: bool,
+}
+
 /// Something that goes wrong, or is done, for a while.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -131,6 +164,21 @@ pub enum Fault {
     },
     /// Worse weather.
     Storm(Weather),
+    /// Worse weather for some.
+    Filter(Filter),
+    /// The shard's coordinator, some replicas and some clients (bits of their numbers) are cut off from all others.
+    Split {
+        /// Whose coordinator.
+        shard: u32,
+        /// Replicas on its side.
+        replicas: u16,
+        /// Clients on its side.
+        clients: u8,
+    },
+    /// A write is left hanging; from when it is ordered.
+    Strand(Strand),
+    /// A machine stands still with its clock; what is sent to it waits.
+    Suspend(Target),
     /// A process stands still; what is sent to it waits. The tables of an `xdp` data path go on.
     Pause(Host),
     /// A process dies, and starts anew afterwards. A coordinator's machine, with `machine`: its `xdp` tables die, too.
@@ -161,11 +209,32 @@ pub enum Fault {
     Order(u32, Order),
 }
 
+/// Something that a fault may wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// A tenure begins: it is on record.
+    Claim,
+    /// A tenure does something for a client for the first time.
+    Serve,
+    /// The record names a learner.
+    Learner,
+    /// The record makes a learner active.
+    Promotion,
+    /// The record lacks one whom it named before.
+    Removal,
+    /// A write is left hanging.
+    Stranded,
+    /// A member is told to abort a write.
+    Abort,
+}
+
 /// A fault and its time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planned {
     /// When it begins, in milliseconds.
     pub at_ms: u64,
+    /// Not before this comes, and so many microseconds pass.
+    pub upon: Option<(Moment, u64)>,
     /// How long it lasts, in milliseconds.
     pub for_ms: u64,
     /// What it is.
@@ -225,14 +294,16 @@ pub struct Plan {
 /// What wall clocks show when a run begins, in milliseconds since 1970.
 const WALL_MS: u64 = 1_700_000_000_000;
 /// Kinds of faults that a seed may turn on.
-const KINDS: u64 = 14;
+const KINDS: u64 = 18;
 
 impl Plan {
     /// The run of a seed. Every seed has its own selection of faults and rates: what is left out gives room to what is not.
     pub fn new(seed: u64) -> Self {
         let random = &mut Random::new(seed, 0);
-        let shape = shape(random);
-        let faults = faults(random, &shape);
+        let mut shape = shape(random);
+        let mut faults = faults(random, &shape);
+        stories::tell(&mut Random::new(seed, 2), &mut shape, &mut faults);
+        faults.sort_by_key(|planned| planned.at_ms);
         let clients = clients(random, &shape);
         Self { seed, shape, faults, clients, mutant: None }
     }
@@ -329,6 +400,8 @@ fn faults(random: &mut Random, shape: &Shape) -> Vec<Planned> {
     // No faults at all now and then; otherwise some kinds of them.
     let enabled =
         if random.chance(30) { 0 } else { random.number() & random.number() | random.number() & random.number() };
+    // Rarer, so that they leave something to the others.
+    let enabled = enabled & (random.number() | ((1 << 14) - 1));
     let mut planned = Vec::new();
     for kind in (0..KINDS).filter(|kind| enabled & 1 << kind != 0) {
         for _ in 0..random.pick(&[1, 1, 2, 3, 5]) {
@@ -355,6 +428,19 @@ fn faults(random: &mut Random, shape: &Shape) -> Vec<Planned> {
                     Fault::Forsake { client: random.below(3) as u8, replicas }
                 }
                 11 => Fault::Restart(random.below(shape.coordinators.len() as u64) as u8),
+                14 => Fault::Filter(Filter {
+                    to: server(random),
+                    ops: 1 << random.pick(Op::ALL).to_wire() | 1 << random.pick(Op::ALL).to_wire(),
+                    loss: random.pick(&[0, 300, 900]),
+                    late_ms: random.pick(&[0, 10, lease]),
+                }),
+                15 => Fault::Split {
+                    shard: 1 + random.below(u64::from(shape.shards)) as u32,
+                    replicas: random.number() as u16,
+                    clients: random.number() as u8,
+                },
+                16 => Fault::Strand(strand(random, shape)),
+                17 => Fault::Suspend(Target::Host(server(random))),
                 _ => {
                     let shard = 1 + random.below(u64::from(shape.shards)) as u32;
                     Fault::Order(shard, order(random, shape, shard))
@@ -365,12 +451,29 @@ fn faults(random: &mut Random, shape: &Shape) -> Vec<Planned> {
                 Fault::Forsake { .. } => random.between(2, lease / 10),
                 _ => length(random),
             };
-            planned.push(Planned { at_ms, for_ms, fault });
+            planned.push(Planned { at_ms, upon: None, for_ms, fault });
         }
     }
     planned.retain(|planned| !matches!(&planned.fault, Fault::Cut { from, to, .. } if from == to));
-    planned.sort_by_key(|planned| planned.at_ms);
     planned
+}
+
+fn strand(random: &mut Random, shape: &Shape) -> Strand {
+    // Often all fare alike.
+    let some = |random: &mut Random| match random.below(4) {
+        0 => u16::MAX,
+        1 => 0,
+        _ => random.number() as u16,
+    };
+    Strand {
+        shard: 1 + random.below(u64::from(shape.shards)) as u32,
+        lost: some(random),
+        late: some(random),
+        late_replies: some(random) & some(random),
+        late_ms: random.between(1, 2 * shape.timing.lease),
+        lost_again: some(random) & some(random),
+        vanish: random.chance(500),
+    }
 }
 
 fn order(random: &mut Random, shape: &Shape, shard: u32) -> Order {
@@ -436,8 +539,13 @@ fn clients(random: &mut Random, shape: &Shape) -> Vec<ClientPlan> {
 
 impl fmt::Display for Planned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { at_ms, for_ms, fault } = self;
-        write!(f, "at {at_ms} ms: {fault}")?;
+        let Self { at_ms, upon, for_ms, fault } = self;
+        match upon {
+            None => write!(f, "at {at_ms} ms: {fault}")?,
+            Some((moment, after_us)) => {
+                write!(f, "{after_us} us after the first {moment:?} from {at_ms} ms on: {fault}")?
+            }
+        }
         match fault {
             Fault::Vanish(_) | Fault::RoleLost(_) | Fault::Order(..) => Ok(()),
             _ => write!(f, " for {for_ms} ms"),
@@ -457,6 +565,24 @@ impl fmt::Display for Fault {
                 "of a thousand datagrams, {loss} are lost, {duplicate} doubled, {slow} up to {slow_ms} ms late, others up to \
                  {delay_us} us,"
             ),
+            Self::Filter(Filter { to, ops, loss, late_ms }) => {
+                let ops: Vec<_> =
+                    Op::ALL.iter().filter(|op| ops >> op.to_wire() & 1 != 0).map(ToString::to_string).collect();
+                let ops = ops.join(" ");
+                write!(f, "of a thousand {ops} to {to}, {loss} are lost, others up to {late_ms} ms later,")
+            }
+            Self::Split { shard, replicas, clients } => write!(
+                f,
+                "the coordinator of shard {shard} with replicas {replicas:b} and clients {clients:b} is cut off from all others"
+            ),
+            Self::Strand(Strand { shard, lost, late, late_replies, late_ms, lost_again, vanish }) => write!(
+                f,
+                "the next write of shard {shard} is lost to {lost:b}, {late_ms} ms late to {late:b} and from {late_replies:b}, \
+                 its client {}; then lost to {lost_again:b};",
+                if *vanish { "vanishes" } else { "is not heard" }
+            ),
+            Self::Suspend(Target::Host(host)) => write!(f, "{host} is suspended"),
+            Self::Suspend(Target::CoordinatorOf(shard)) => write!(f, "the coordinator of shard {shard} is suspended"),
             Self::Pause(host) => write!(f, "{host} stands still"),
             Self::Crash { host, machine: false } => write!(f, "{host} is dead"),
             Self::Crash { host, machine: true } => write!(f, "{host} is dead with its machine"),
@@ -499,6 +625,6 @@ mod tests {
                 seen.insert(format!("{:?}", planned.fault).split(['(', ' ']).next().unwrap_or_default().to_owned());
             }
         }
-        assert_eq!(seen.len(), 12, "{seen:?}");
+        assert_eq!(seen.len(), 16, "{seen:?}");
     }
 }

@@ -154,6 +154,13 @@ impl Watch {
         self.one_effect.aborted(session, request)
     }
 
+    /// A coordinator tells a client that its request has no effect, for good: none of its versions may be seen from then on.
+    pub fn tells_aborted(&mut self, session: SessionId, request: u64) -> Result {
+        let of = |ordered: &Ordered| (ordered.session, ordered.request) == (session, request);
+        self.aborted.extend(self.ordered.iter().filter(|(_, ordered)| of(ordered)).map(|(seq, _)| *seq));
+        self.one_effect.aborted(session, request)
+    }
+
     /// A replica acknowledges a write.
     pub fn acknowledges(&mut self, replica: u8, incarnation: u64, packet: &Packet<'_>) -> Result {
         let Header { session, request, seq, kind, status, .. } = packet.header;
@@ -200,6 +207,12 @@ impl Watch {
         };
         self.one_coordinator.done("a read", routed.tenure, routed.at)?;
         let ok = packet.header.status == Status::Ok.to_wire();
+        if ok && self.aborted.contains(&packet.header.seq) {
+            return violation(
+                "one-effect",
+                format!("write {} was aborted, and replica {replica} shows it", packet.header.seq),
+            );
+        }
         self.committed.read(replica, &text(packet.key), if ok { packet.header.seq } else { 0 })
     }
 

@@ -19,11 +19,15 @@ use underpass_protocol::{
     wire::{Endpoint, SessionId},
 };
 
-use self::{clients::User, faults::PendingOrder, replicas::Member};
+use self::{
+    clients::User,
+    faults::{PendingOrder, Stranded},
+    replicas::Member,
+};
 use crate::{
     authority::{Authority, Process, Question},
     coordinator::{self, Input},
-    host::{Host, MS},
+    host::{Host, MS, Timepiece},
     network::Network,
     plan::Plan,
     random::Random,
@@ -143,7 +147,9 @@ enum Event {
     Question { from: Process, number: u64, question: Question },
     /// Something for an agent's process arrives.
     Input { to: Process, input: Input },
-    /// A fault of the plan begins.
+    /// The time of a fault of the plan has come.
+    Due(usize),
+    /// A fault begins.
     Begin(usize),
     /// It ends.
     End(usize),
@@ -203,6 +209,13 @@ pub struct World<'a> {
     expiring: bool,
     /// Faults of the plan that are under way.
     begun: Vec<bool>,
+    /// Those that wait for their moment.
+    armed: Vec<usize>,
+    /// Who is on one side, by fault.
+    splits: BTreeMap<usize, Vec<Host>>,
+    /// Who is suspended, by fault.
+    suspended: BTreeMap<usize, Host>,
+    stranded: Vec<Stranded>,
     healed_at: Option<u64>,
     probing: bool,
     over: bool,
@@ -255,6 +268,7 @@ impl<'a> World<'a> {
                     life: 0,
                     process: None,
                     data_path: None,
+                    clock: Timepiece::new(shape.clock),
                     paused: 0,
                     down: 0,
                 })
@@ -266,6 +280,10 @@ impl<'a> World<'a> {
             beyond: BTreeSet::new(),
             expiring: plan.clients.iter().flat_map(|client| &client.operations).any(|op| op.ttl_ms.is_some()),
             begun: vec![false; plan.faults.len()],
+            armed: Vec::new(),
+            splits: BTreeMap::new(),
+            suspended: BTreeMap::new(),
+            stranded: Vec::new(),
             healed_at: None,
             probing: false,
             over: false,
@@ -284,7 +302,7 @@ impl<'a> World<'a> {
             world.plan_next(i);
         }
         for (i, planned) in plan.faults.iter().enumerate() {
-            world.at(planned.at_ms * MS, Event::Begin(i));
+            world.at(planned.at_ms * MS, Event::Due(i));
         }
         world.at(LOOK_NS, Event::Look);
         world.at(shape.chaos_ms * MS, Event::Heal);
@@ -312,11 +330,9 @@ impl<'a> World<'a> {
         match event {
             Event::Datagram { to, from, bytes, routed } => self.datagram(to, from, bytes, routed),
             Event::Wake(host) => self.wake(host),
-            Event::Question { from, number, question } => {
-                self.question(from, number, question);
-                Ok(())
-            }
+            Event::Question { from, number, question } => self.question(from, number, question),
             Event::Input { to, input } => self.input(to, input),
+            Event::Due(i) => self.due(i),
             Event::Begin(i) => self.begin(i),
             Event::End(i) => self.end(i),
             Event::Ask(i) => self.ask(usize::from(i)),
@@ -350,8 +366,13 @@ impl<'a> World<'a> {
         };
         self.counts.datagrams += 1;
         let mut copies = 0;
-        for at in self.network.send(self.now, from, host) {
+        let Some(late) = self.strand(from, host, bytes) else {
+            self.counts.lost += 1;
+            return Ok(());
+        };
+        for at in self.network.send(self.now, from, host, bytes[3]) {
             copies += 1;
+            let at = at + late;
             let event = Event::Datagram { to: host, from: from.endpoint(), bytes: bytes.to_vec(), routed };
             self.at(at, event);
         }

@@ -6,7 +6,7 @@ use underpass_protocol::{
     agent::{self, Agent, Event as Told, Settlement, StoreOutcome},
     control::ClusterKey,
     coordinator::{Action, Coordinator, Settings},
-    wire::{Endpoint, Kind, Op, Packet, Status},
+    wire::{Endpoint, Kind, Op, Packet, Reason, Status},
 };
 
 use super::{Event, Step, World};
@@ -14,7 +14,7 @@ use crate::{
     authority::{self, Answer, Question},
     coordinator::{DataPath, Done, Input, Process, Standing, Watched},
     host::{Host, MS},
-    plan::DataPath as Way,
+    plan::{DataPath as Way, Moment},
     random::Random,
     watch::Routed,
 };
@@ -28,7 +28,7 @@ const ANSWER_MS: u64 = 100;
 
 impl World<'_> {
     fn host_ms(&self, i: usize) -> u64 {
-        self.coordinators[i].shape.clock.ms(self.now)
+        self.coordinators[i].clock.ms(self.now)
     }
 
     fn id(&self, i: usize) -> authority::Process {
@@ -137,7 +137,7 @@ impl World<'_> {
             }
             self.load_if_due(i, shard);
         }
-        let clock = self.coordinators[i].shape.clock;
+        let clock = self.coordinators[i].clock;
         if let Some(process) = &self.coordinators[i].process {
             let roles = process.standing.iter().filter(|standing| standing.role).map(|standing| standing.role_until_ms);
             let due = roles.fold(process.agent.due().min(process.campaign_ms), u64::min);
@@ -183,6 +183,9 @@ impl World<'_> {
                 }
                 if bytes.get(3) == Some(&Op::Pull.to_wire()) {
                     self.counts.pulls += 1;
+                }
+                if let Some(packet) = Packet::parse(&bytes).ok().filter(|packet| packet.header.op == Op::Abort) {
+                    self.moment(packet.header.shard, Moment::Abort)?;
                 }
                 self.send(host, to, &bytes, None)
             }
@@ -277,7 +280,7 @@ impl World<'_> {
     fn put_question(&mut self, i: usize, question: Question) {
         self.questions += 1;
         let (number, from, host) = (self.questions, self.id(i), Host::Coordinator(i as u8));
-        let clock = self.coordinators[i].shape.clock;
+        let clock = self.coordinators[i].clock;
         let timeout = clock.when(self.host_ms(i) + ANSWER_MS);
         if let Some(process) = &mut self.coordinators[i].process {
             process.asked.insert(number, question.clone());
@@ -296,19 +299,23 @@ impl World<'_> {
         1000 + self.random.below((self.plan.shape.authority.delay_us * 1000).max(slow_ms * MS))
     }
 
-    pub(super) fn question(&mut self, from: authority::Process, number: u64, question: Question) {
+    pub(super) fn question(&mut self, from: authority::Process, number: u64, question: Question) -> Step {
         let host = Host::Coordinator(from.coordinator);
         let healed = self.healed_at.is_some();
         if !healed && self.authority_down > 0 {
-            return;
+            return Ok(());
         }
+        let before = match &question {
+            Question::Store { record, .. } => Some(self.authority.record(record.shard).0.clone()),
+            _ => None,
+        };
         let (answer, changed) = self.authority.answer(self.now, from, &question);
         if changed {
-            if let Question::Store { record, .. } = &question {
+            if let (Question::Store { record, .. }, Some(before)) = (&question, before) {
                 let record = record.clone();
                 self.say(Host::Authority, || format!("has from {host}: {}", brief(&record)));
                 self.counts.epochs += 1;
-                self.watch_record(&record);
+                self.watch_record(&before, &record)?;
             }
             self.note_losses();
         }
@@ -321,14 +328,15 @@ impl World<'_> {
         }
         let lost = self.random.chance(self.plan.shape.authority.answers_lost);
         if !healed && (lost || self.network.is_cut(Host::Authority, host)) {
-            return;
+            return Ok(());
         }
         let delay = self.authority_delay();
         self.at(self.now + delay, Event::Input { to: from, input: Input::Answer(number, answer) });
+        Ok(())
     }
 
-    /// Counts what a new record means.
-    fn watch_record(&mut self, record: &agent::Record) {
+    /// Counts what a new record means; faults may have waited for it.
+    fn watch_record(&mut self, before: &agent::Record, record: &agent::Record) -> Step {
         if record.epoch == record.tenure && !record.settled {
             self.counts.tenures += 1;
         }
@@ -337,10 +345,26 @@ impl World<'_> {
         } else if record.epoch > record.tenure && !record.settled {
             self.counts.promotions += 1;
         }
+        if before.epoch == record.epoch {
+            return Ok(());
+        }
+        let was =
+            |id: u32, active: bool| before.members.iter().any(|member| member.id == id && member.active >= active);
+        let is = |id: u32| record.members.iter().any(|member| member.id == id);
+        let moment = if record.epoch == record.tenure {
+            Moment::Claim
+        } else if before.members.iter().any(|member| !is(member.id)) {
+            Moment::Removal
+        } else if record.members.iter().any(|member| member.active && !was(member.id, true)) {
+            Moment::Promotion
+        } else {
+            Moment::Learner
+        };
+        self.moment(record.shard, moment)
     }
 
     /// A coordinator hears that something has changed at the authority.
-    fn news(&mut self, i: usize) {
+    pub(super) fn news(&mut self, i: usize) {
         let host = Host::Coordinator(i as u8);
         if self.healed_at.is_none() && self.network.is_cut(Host::Authority, host) {
             return;
@@ -368,6 +392,7 @@ impl World<'_> {
         match input {
             Input::Datagram(from, bytes) => self.tell(i, Told::Datagram { from, bytes: &bytes }),
             Input::Command { shard, id, command } => self.tell(i, Told::Command { shard, id, command }),
+            Input::Suspended => self.tell(i, Told::Suspended),
             Input::News => {
                 process.campaign_ms = now_ms;
                 process.standing.iter_mut().for_each(|standing| standing.load = true);
@@ -476,7 +501,7 @@ impl World<'_> {
         let (now, now_ms, host) = (self.now, self.host_ms(i), Host::Coordinator(i as u8));
         let here = &mut self.coordinators[i];
         let Some(path) = &mut here.data_path else { return Ok(()) };
-        if here.paused > 0 && here.shape.data_path == Way::Socket {
+        if here.paused > 0 && (here.shape.data_path == Way::Socket || here.clock.stands()) {
             path.inbox.push_back((from, bytes));
             return Ok(());
         }
@@ -508,6 +533,7 @@ impl World<'_> {
                 self.first_act(shard, tenure)?;
                 if self.watch(shard).orders(&header, packet.key, tenure, now) {
                     self.counts.writes_ordered += 1;
+                    self.bind_strand(&header, from)?;
                 }
                 for (index, to) in members {
                     let clone = underpass_protocol::wire::Header { cnt: index, ..header };
@@ -520,6 +546,9 @@ impl World<'_> {
                 self.send(host, to, &header.datagram(packet.key, packet.value), None)
             }
             Action::ToSender { header, result } => {
+                if header.op == Op::WReject && header.status == Reason::Aborted.to_wire() {
+                    self.watch(shard).tells_aborted(header.session, header.request)?;
+                }
                 let mut value = packet.value.to_vec();
                 if let Some(result) = result {
                     value[..8].copy_from_slice(&result.to_be_bytes());
@@ -540,6 +569,7 @@ impl World<'_> {
         if !self.watch(shard).begins(tenure) {
             return Ok(());
         }
+        self.moment(shard, Moment::Serve)?;
         self.seen(shard, |watch, all, active| {
             let active: Vec<_> =
                 active.iter().map(|&at| crate::watch::Seen { dump: all[at].dump, ..all[at] }).collect();

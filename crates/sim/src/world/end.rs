@@ -94,7 +94,7 @@ impl World<'_> {
         let (Some(process), Some(path)) = (&host.process, &host.data_path) else {
             return Some(format!("coordinator {i} of shard {shard} is down"));
         };
-        let now_ms = host.shape.clock.ms(self.now);
+        let now_ms = host.clock.ms(self.now);
         let status = || {
             let status = process.agent.status(now_ms).into_iter().find(|status| status.shard == shard);
             status.map_or_else(String::new, |status| format!("{status:?}"))
@@ -153,7 +153,7 @@ impl World<'_> {
     /// A shard whose last copy is lost has to say so.
     fn silent_about_loss(&self, shard: u32) -> Option<String> {
         let says = self.coordinators.iter().any(|host| {
-            let now_ms = host.shape.clock.ms(self.now);
+            let now_ms = host.clock.ms(self.now);
             let status = host.process.iter().flat_map(|process| process.agent.status(now_ms));
             status.into_iter().any(|status| status.shard == shard && !status.trouble.is_empty())
         });

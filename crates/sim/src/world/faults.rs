@@ -1,12 +1,15 @@
 //! What the plan does to a run, and how it ends.
 
-use underpass_protocol::agent::{Command, Wanted};
+use underpass_protocol::{
+    agent::{Command, Wanted},
+    wire::{Endpoint, Header, Op, Packet, SessionId},
+};
 
 use super::{Event, Step, World};
 use crate::{
     coordinator::Input,
     host::{Host, MS},
-    plan::{Fault, Order, Planned},
+    plan::{Fault, Moment, Order, Planned, Strand, Target},
 };
 
 /// How often an operator tries again what was refused or not answered.
@@ -21,12 +24,45 @@ pub struct PendingOrder {
     done: bool,
 }
 
+/// A [`Strand`] and the write that it befalls, once there is one.
+pub struct Stranded {
+    strand: Strand,
+    fault: usize,
+    write: Option<(SessionId, u64)>,
+    /// The client is heard again.
+    again: bool,
+}
+
 impl World<'_> {
     fn hosts(&self) -> Vec<Host> {
         let coordinators = (0..self.coordinators.len()).map(|i| Host::Coordinator(i as u8));
         let replicas = (0..self.replicas.len()).map(|i| Host::Replica(i as u8));
         let clients = (0..self.users.len()).map(|i| Host::Client(i as u8));
         coordinators.chain(replicas).chain(clients).chain([Host::Authority]).collect()
+    }
+
+    pub(super) fn due(&mut self, i: usize) -> Step {
+        if self.plan.faults[i].upon.is_some() {
+            self.armed.push(i);
+            return Ok(());
+        }
+        self.begin(i)
+    }
+
+    /// Faults may have waited for this.
+    pub(super) fn moment(&mut self, shard: u32, moment: Moment) -> Step {
+        // All that wait are about the first shard.
+        if shard != 1 {
+            return Ok(());
+        }
+        for i in std::mem::take(&mut self.armed) {
+            match self.plan.faults[i].upon {
+                Some((other, 0)) if other == moment => self.begin(i)?,
+                Some((other, after_us)) if other == moment => self.at(self.now + after_us * 1000, Event::Begin(i)),
+                _ => self.armed.push(i),
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn begin(&mut self, i: usize) -> Step {
@@ -37,10 +73,31 @@ impl World<'_> {
         }
         self.say(Host::Authority, || format!("-- {}", plan.faults[i]));
         self.begun[i] = true;
-        self.at(self.now + for_ms * MS, Event::End(i));
+        if !matches!(fault, Fault::Strand(_)) {
+            self.at(self.now + for_ms * MS, Event::End(i));
+        }
         match *fault {
             Fault::Cut { .. } | Fault::Isolate { .. } | Fault::Forsake { .. } => self.cut(fault, true),
             Fault::Storm(weather) => self.network.storm(weather, true),
+            Fault::Filter(filter) => self.network.filter(filter, true),
+            Fault::Split { shard, replicas, clients } => {
+                let mut side: Vec<_> = self.coordinator_of(shard).into_iter().collect();
+                side.extend((0..self.replicas.len() as u8).filter(|r| replicas >> r & 1 != 0).map(Host::Replica));
+                side.extend((0..self.users.len() as u8).filter(|c| clients >> c & 1 != 0).map(Host::Client));
+                self.split(&side, true);
+                self.splits.insert(i, side);
+            }
+            Fault::Strand(strand) => self.stranded.push(Stranded { strand, fault: i, write: None, again: false }),
+            Fault::Suspend(target) => {
+                let host = match target {
+                    Target::Host(host) => Some(host),
+                    Target::CoordinatorOf(shard) => self.coordinator_of(shard),
+                };
+                if let Some(host) = host {
+                    self.suspend(host);
+                    self.suspended.insert(i, host);
+                }
+            }
             Fault::Pause(host) => self.pause(host),
             Fault::Crash { host: Host::Replica(r), .. } => return self.crash_replica(i, usize::from(r)),
             Fault::Crash { host: Host::Coordinator(c), machine } => {
@@ -59,7 +116,10 @@ impl World<'_> {
             Fault::Vanish(client) => self.replace_client(usize::from(client)),
             Fault::AuthorityDown => self.authority_down += 1,
             Fault::AuthoritySlow(ms) => drop(self.authority_slow.insert(i, ms)),
-            Fault::RoleLost(shard) => self.authority.forget_holder(shard, self.now),
+            Fault::RoleLost(shard) => {
+                self.authority.forget_holder(shard, self.now);
+                (0..self.coordinators.len()).for_each(|c| self.news(c));
+            }
             Fault::Order(shard, order) => {
                 self.orders.push(PendingOrder { shard, order, tries: 0, done: false });
                 return self.order(self.orders.len() - 1);
@@ -84,6 +144,22 @@ impl World<'_> {
                 self.replace_client(usize::from(client));
             }
             Fault::Storm(weather) => self.network.storm(weather, false),
+            Fault::Filter(filter) => self.network.filter(filter, false),
+            Fault::Split { .. } => {
+                let side = self.splits.remove(&i).unwrap_or_default();
+                self.split(&side, false);
+            }
+            Fault::Strand(_) => {
+                self.stranded
+                    .iter_mut()
+                    .filter(|stranded| stranded.fault == i)
+                    .for_each(|stranded| stranded.again = true);
+            }
+            Fault::Suspend(_) => {
+                if let Some(host) = self.suspended.remove(&i) {
+                    return self.wake_up(host);
+                }
+            }
             Fault::Pause(host) => return self.resume(host),
             Fault::Crash { host: Host::Replica(r), .. } => {
                 let member = &mut self.replicas[usize::from(r)];
@@ -140,6 +216,85 @@ impl World<'_> {
             }
             _ => unreachable!("only cuts are cut"),
         }
+    }
+
+    fn coordinator_of(&self, shard: u32) -> Option<Host> {
+        self.authority.record(shard).0.coordinator().and_then(Host::at)
+    }
+
+    fn split(&mut self, side: &[Host], begins: bool) {
+        let others: Vec<_> = self.hosts().into_iter().filter(|host| !side.contains(host)).collect();
+        for &here in side {
+            for &there in &others {
+                self.network.cut(here, there, begins);
+                self.network.cut(there, here, begins);
+            }
+        }
+    }
+
+    fn suspend(&mut self, host: Host) {
+        match host {
+            Host::Coordinator(i) => self.coordinators[usize::from(i)].clock.stop(self.now),
+            Host::Replica(i) => self.replicas[usize::from(i)].clock.stop(self.now),
+            Host::Client(_) | Host::Authority => {}
+        }
+        self.pause(host);
+    }
+
+    fn wake_up(&mut self, host: Host) -> Step {
+        match host {
+            Host::Coordinator(i) => {
+                let (i, now) = (usize::from(i), self.now);
+                self.coordinators[i].clock.go(now);
+                // Its process notices sooner or later, or not at all.
+                if self.random.chance(500) {
+                    let to = crate::authority::Process { coordinator: i as u8, life: self.coordinators[i].life };
+                    let after = self.random.below(20 * MS);
+                    self.at(now + after, Event::Input { to, input: Input::Suspended });
+                }
+            }
+            Host::Replica(i) => self.replicas[usize::from(i)].clock.go(self.now),
+            Host::Client(_) | Host::Authority => {}
+        }
+        self.resume(host)
+    }
+
+    // Writes that are left hanging.
+
+    /// A write is ordered: it may be the one that a fault is meant for.
+    pub(super) fn bind_strand(&mut self, header: &Header, client: Endpoint) -> Step {
+        let free = self.stranded.iter_mut().find(|other| other.write.is_none() && other.strand.shard == header.shard);
+        let Some(stranded) = free else { return Ok(()) };
+        stranded.write = Some((header.session, header.request));
+        let (fault, vanish) = (stranded.fault, stranded.strand.vanish);
+        self.at(self.now + self.plan.faults[fault].for_ms * MS, Event::End(fault));
+        if let Some(Host::Client(client)) = Host::at(client).filter(|_| vanish) {
+            self.replace_client(usize::from(client));
+        }
+        self.moment(header.shard, Moment::Stranded)
+    }
+
+    /// How much later than others a datagram arrives; `None`: it does not.
+    pub(super) fn strand(&mut self, from: Host, to: Host, bytes: &[u8]) -> Option<u64> {
+        if self.stranded.is_empty() {
+            return Some(0);
+        }
+        let header = Packet::parse(bytes).ok()?.header;
+        let write = Some((header.session, header.request));
+        let Some(Stranded { strand, again, .. }) = self.stranded.iter().find(|other| other.write == write) else {
+            return Some(0);
+        };
+        let has = |set: u16, replica: u8| set >> replica & 1 != 0;
+        let late = match (header.op, from, to) {
+            (Op::Write, Host::Client(_), _) if !again => return None,
+            (Op::Write, _, Host::Replica(i)) if !again && has(strand.lost, i) => return None,
+            (Op::Write, _, Host::Replica(i)) if *again && has(strand.lost_again, i) => return None,
+            (Op::Write, _, Host::Replica(i)) => !again && has(strand.late, i),
+            (Op::WReply, Host::Replica(i), _) => has(strand.late_replies, i),
+            _ => false,
+        };
+        let late_ns = strand.late_ms * MS;
+        Some(if late { late_ns + self.random.below(late_ns + 1) } else { 0 })
     }
 
     fn pause(&mut self, host: Host) {
@@ -263,9 +418,14 @@ impl World<'_> {
         self.network.heal();
         self.authority_down = 0;
         self.authority_slow.clear();
+        self.armed.clear();
+        self.stranded.clear();
         for i in 0..self.begun.len() {
             // Cuts and storms are gone already; the rest is undone one by one.
-            if matches!(self.plan.faults[i].fault, Fault::Pause(_) | Fault::Crash { .. } | Fault::Restart(_)) {
+            let undone = |fault: &Fault| {
+                matches!(fault, Fault::Pause(_) | Fault::Suspend(_) | Fault::Crash { .. } | Fault::Restart(_))
+            };
+            if undone(&self.plan.faults[i].fault) {
                 self.end(i)?;
             }
             self.begun[i] = false;

@@ -9,7 +9,11 @@ use underpass_protocol::{
 };
 
 use super::{Event, Step, World};
-use crate::{host::Host, plan::ReplicaShape, watch::Routed};
+use crate::{
+    host::{Host, Timepiece},
+    plan::ReplicaShape,
+    watch::Routed,
+};
 
 /// Memory of a replica: more than a run can fill.
 const BUDGET_BYTES: u64 = 4 << 20;
@@ -18,6 +22,7 @@ const BUDGET_BYTES: u64 = 4 << 20;
 pub struct Member {
     pub shape: ReplicaShape,
     pub replica: Option<Replica>,
+    pub clock: Timepiece,
     /// It stands still, or is down, this many times over.
     pub paused: u32,
     pub down: u32,
@@ -27,7 +32,15 @@ pub struct Member {
 
 impl Member {
     pub fn new(shape: &ReplicaShape) -> Self {
-        Self { shape: *shape, replica: None, paused: 0, down: 0, inbox: VecDeque::new(), wake: 0 }
+        Self {
+            shape: *shape,
+            replica: None,
+            clock: Timepiece::new(shape.clock),
+            paused: 0,
+            down: 0,
+            inbox: VecDeque::new(),
+            wake: 0,
+        }
     }
 }
 
@@ -60,7 +73,7 @@ impl World<'_> {
     fn plan_tick(&mut self, i: usize) {
         let member = &self.replicas[i];
         if let Some(due_ms) = member.replica.as_ref().and_then(Replica::due_ms) {
-            let at = member.shape.clock.when(due_ms).max(self.now + 1);
+            let at = member.clock.when(due_ms).max(self.now + 1);
             if member.wake <= self.now || at < member.wake {
                 self.wake_replica_at(i, at);
             }
@@ -72,7 +85,7 @@ impl World<'_> {
         if member.wake != self.now || member.paused > 0 {
             return Ok(());
         }
-        let now_ms = member.shape.clock.ms(self.now);
+        let now_ms = member.clock.ms(self.now);
         let actions = member.replica.as_ref().map(|replica| replica.tick(now_ms)).unwrap_or_default();
         self.do_for_replica(i, actions, None)?;
         self.plan_tick(i);
@@ -87,7 +100,7 @@ impl World<'_> {
             return Ok(());
         }
         let before = replica.incarnation();
-        let actions = replica.step(member.shape.clock.ms(self.now), Input::Datagram { from, bytes: &bytes });
+        let actions = replica.step(member.clock.ms(self.now), Input::Datagram { from, bytes: &bytes });
         let reset = replica.incarnation() != before;
         if reset {
             self.counts.resets += 1;
