@@ -51,9 +51,20 @@ mutants! {
     Coordinator count_aborted_ack: "hole 14";
     Coordinator abort_keeps_way: "an aborted write's key is clean";
     Coordinator keep_clock: "hole 9";
+    Coordinator read_stamped_freely: "hole 22";
+    Coordinator rebuilt_take_new: "hole 23";
     Replica ignore_bound: "holes 3 and 4";
     Replica forget_sessions: "hole 7";
     Replica ignore_loser: "hole 13";
+    Replica copy_no_records: "hole 16";
+    Replica accept_old_tenure: "hole 10";
+    Replica ignore_lease: "a replica's lease, of a coordinator that was suspended";
+    Replica no_freeze: "hole 14";
+    Replica abort_is_processed: "hole 14";
+    Replica pull_ignores_stable: "what is stable is not pulled";
+    Replica execute_uncopied: "a conditional write waits for its chain";
+    Replica half_learner: "hole 17";
+    Replica accept_former_life: "a life takes nothing of epochs before it joined";
     Agent lease_of_active: "the lease is granted by learners, too";
     Agent one_step_removal: "a removed member is in must_ack until no CPU uses it";
     Agent skip_settled: "a take-over waits unless the record was settled";
@@ -63,6 +74,7 @@ mutants! {
     Agent no_converge: "hole 9";
     Agent believe_learners: "hole 17";
     Agent believe_latecomers: "hole 24";
+    Agent echo_at_once: "the stamp that is echoed is older than the lease";
     Agent promote_early: "hole 17";
     Agent no_repair: "hole 8";
 }
