@@ -4,6 +4,7 @@
 //! [`twin`] replays one in lockstep to two servers and demands the same answers, byte for byte. [`fake`] is a cache in user
 //! space into which bugs can be planted: what judges a cache has to find each of them. [`server`] starts the servers.
 
+pub mod fake;
 pub mod server;
 pub mod stream;
 pub mod twin;

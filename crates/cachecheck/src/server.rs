@@ -22,11 +22,13 @@ pub struct Options {
     pub threads: usize,
     /// Its memory for items, in MiB.
     pub memory_mib: usize,
+    /// Without the threads that tidy up: they hold items for moments in which other commands on them do something else.
+    pub still: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { threads: 1, memory_mib: 256 }
+        Self { threads: 1, memory_mib: 256, still: false }
     }
 }
 
@@ -49,6 +51,9 @@ impl Server {
         let mut command = host.command("memcached")?;
         command.args(["-u", "root", "-l", "0.0.0.0", "-p"]).arg(PORT.to_string()).arg("-U").arg(PORT.to_string());
         command.arg("-t").arg(options.threads.to_string()).arg("-m").arg(options.memory_mib.to_string());
+        if options.still {
+            command.args(["-o", "no_lru_maintainer,no_lru_crawler,no_slab_reassign"]);
+        }
         let log = logs.path.join(format!("memcached-{}.log", host.name));
         let mut memcached = Daemon::start(format!("memcached on {}", host.name), command, log)?;
         let until = Instant::now() + START;

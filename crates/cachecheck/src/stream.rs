@@ -204,9 +204,10 @@ fn binary_templates(all: &mut Vec<Template>) {
         }
     }
     for (name, opcode) in [("touch", TOUCH), ("gat", GAT), ("gatq", GATQ), ("gatk", GATK), ("gatkq", GATKQ)] {
-        for lifetime in [0, 1000, u32::MAX] {
+        // The last one is a day of 2001: over at once.
+        for lifetime in [0, 1000, 1_000_000_000] {
             add(
-                format!("binary {name} {}", lifetime as i32),
+                format!("binary {name} {lifetime}"),
                 Box::new(move |key| Binary::new(opcode, key).extras(&[lifetime]).bytes()),
             );
         }
@@ -227,8 +228,8 @@ fn get(verb: &str, keys: &[&[u8]]) -> Step {
         text.extend(*key);
     }
     text.extend(b"\r\n");
-    // The runner gives it a number of its own.
-    Step::Datagram { bytes: datagram(0, &text), sentinel: false }
+    // The runner gives it a number of its own. memcached answers several keys in several datagrams, each called the only one.
+    Step::Datagram { bytes: datagram(0, &text), sentinel: keys.len() > 1 }
 }
 
 fn send(speech: Speech, number: u8, pieces: Vec<Vec<u8>>, after: After) -> Step {
@@ -272,7 +273,9 @@ fn apply(template: &Template, way: Way, key: &[u8], cuts: &[usize], times: usize
     steps.push(get("get", &[key]));
     steps.push(get("gets", &[key]));
     steps.push(Step::Warm(key.to_vec()));
-    steps.push(get("gets", &[key, b"absent", key]));
+    let other = [b"other", &key[1..]].concat();
+    steps.push(send(Speech::Text, 0, vec![store("set", &other, 0, 0, b"not read", "")], After::Barrier));
+    steps.push(get("gets", &[key, &other, b"absent", key]));
     steps.push(send(Speech::Text, 2, vec![line("gets", key, "")], After::Barrier));
 }
 

@@ -1,6 +1,7 @@
 //! Replays a stream in lockstep to two servers and demands the same answers, byte for byte.
 //!
-//! Not compared: of `mg` and its like the flags `h`, `l` and `t` (fetched before, seconds since, seconds left): a cache that
+//! Answers of several datagrams are compared without these' headers, as one text: memcached sends one for each key, and a
+//! cache may send fewer. Not compared: of `mg` and its like the flags `h`, `l` and `t` (fetched before, seconds since, seconds left): a cache that
 //! answers by itself fetches on its own account, and servers count seconds from moments of their own. Answers that a
 //! connection reset cut short are compared as far as both go. Cas uniques are compared: in lockstep both servers count the
 //! same writes.
@@ -363,9 +364,7 @@ impl Side {
             if datagram.get(..2) == Some(&sentinel[..2]) {
                 return Ok(Answer { bytes: all, end: End::Complete });
             }
-            if datagram.len() >= UDP_HEADER_LEN {
-                all.extend(datagram);
-            }
+            all.extend(datagram.get(UDP_HEADER_LEN..).unwrap_or(&datagram));
         }
         Ok(Answer { bytes: all, end: End::Silent })
     }

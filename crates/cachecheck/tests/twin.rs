@@ -18,7 +18,9 @@ fn all_agree(streams: impl IntoIterator<Item = Stream> + Send) {
     let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let rack = server::rack(&format!("twin{number}")).unwrap();
     let logs = Directory::new().unwrap();
-    let start = |name: &str| Server::start(&rack.host(name).unwrap(), &Options::default(), &logs).unwrap();
+    let start = |name: &str| {
+        Server::start(&rack.host(name).unwrap(), &Options { still: true, ..Options::default() }, &logs).unwrap()
+    };
     let (plain, other) = (start("plain"), start("fast"));
     let (from, to) = (plain.address(), other.address());
     let compared = rack.host("client").unwrap().enter(|| {
