@@ -29,7 +29,11 @@ fn run(rack: &Rack, bug: Bug, streams: &[Stream]) -> (Option<Difference>, u64) {
         let mut twin = Twin::new(from, front, SETTLE).unwrap();
         streams.iter().find_map(|stream| twin.replay(stream).unwrap())
     });
-    (found.unwrap(), fake.hits())
+    let hits = fake.hits();
+    drop(fake);
+    plain.end().unwrap();
+    behind.end().unwrap();
+    (found.unwrap(), hits)
 }
 
 fn in_rack(name: &str, test: impl FnOnce(&Rack)) {

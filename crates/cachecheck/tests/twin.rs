@@ -33,7 +33,8 @@ fn all_agree(streams: impl IntoIterator<Item = Stream> + Send) {
         twin.compared
     });
     assert!(compared.unwrap() > 10);
-    drop((plain, other));
+    plain.end().unwrap();
+    other.end().unwrap();
     rack.down().unwrap();
 }
 
