@@ -76,6 +76,8 @@ pub struct Settings {
     pub incarnation: u64,
     /// Memory for keys, values, versions and their table, in bytes. The session table is extra: 72 bytes for each session.
     pub budget_bytes: u64,
+    /// Items copied a second at most when it is filled; 0: as fast as it goes.
+    pub copy_rate: u32,
     /// Independently locked parts of the store: a power of two up to 512.
     pub key_shards: usize,
     /// Secret key of the hash table.
@@ -88,7 +90,7 @@ impl Settings {
     /// Settings for tests and simulation: few key shards and a hash key that is no secret.
     pub fn simulated(incarnation: u64, budget_bytes: u64) -> Self {
         let (hash_key, cluster_key) = (*b"not a secret key", ClusterKey::default());
-        Self { incarnation, budget_bytes, key_shards: 4, hash_key, cluster_key }
+        Self { incarnation, budget_bytes, copy_rate: 0, key_shards: 4, hash_key, cluster_key }
     }
 }
 
@@ -423,6 +425,7 @@ pub struct Replica {
     /// Changed while the role is locked for writing.
     incarnation: AtomicU64,
     cluster_key: ClusterKey,
+    copy_rate: u32,
     role: RwLock<Option<Role>>,
     store: Store,
     /// The highest `stable` heard; each key shard has the one by which it was pruned.
@@ -446,6 +449,7 @@ impl Replica {
         Self {
             incarnation: AtomicU64::new(settings.incarnation),
             cluster_key: settings.cluster_key,
+            copy_rate: settings.copy_rate,
             role: RwLock::new(None),
             store: Store::new(settings.key_shards, settings.hash_key, settings.budget_bytes),
             stable: AtomicU64::new(0),

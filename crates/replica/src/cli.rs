@@ -31,6 +31,10 @@ pub struct Args {
     /// nothing is ever evicted.
     #[arg(long, value_name = "MIB", default_value_t = 1024)]
     memory: u64,
+    /// Items to copy a second at most when this replica is filled from another, so that clients notice little; 0: as fast as
+    /// it goes.
+    #[arg(long, value_name = "N", default_value_t = crate::COPY_RATE)]
+    copy_rate: u32,
     /// Threads, each with a socket of its own [default: one for each of --cpus, else 1].
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -96,6 +100,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     until_signal(Options {
         listen: args.listen,
         memory_mib: args.memory,
+        copy_rate: args.copy_rate,
         threads: args.threads.unwrap_or(cpus.len().max(1)),
         cpus,
         busy_poll_us: args.busy_poll,

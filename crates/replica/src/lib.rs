@@ -46,6 +46,9 @@ const KEY_SHARDS: usize = 256;
 /// How often what was asked of other replicas is looked after, while there is something and while there is not.
 const TICK: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(20)];
 
+/// Items copied a second by default: clients are to notice it little where replicas have little else to run on.
+pub const COPY_RATE: u32 = 20_000;
+
 /// The replica's clock, in milliseconds. It goes on while the host is suspended, so that no lease outlives that.
 fn now_ms() -> u64 {
     let now = clock_gettime(ClockId::CLOCK_BOOTTIME).expect("Linux has this clock");
@@ -59,6 +62,8 @@ pub struct Options {
     pub listen: SocketAddrV4,
     /// Memory for items, in MiB.
     pub memory_mib: u64,
+    /// Items copied a second at most when this replica is filled from another; 0: as fast as it goes.
+    pub copy_rate: u32,
     /// Threads, each with a socket of its own.
     pub threads: usize,
     /// CPUs that the threads are pinned to, in turn; none: not pinned.
@@ -76,6 +81,7 @@ impl Default for Options {
         Self {
             listen: SocketAddrV4::new(Ipv4Addr::LOCALHOST, underpass_abi::wire::UP_PORT_DEFAULT as u16),
             memory_mib: 1024,
+            copy_rate: COPY_RATE,
             threads: 1,
             cpus: Vec::new(),
             busy_poll_us: 0,
@@ -229,6 +235,7 @@ impl Replica {
             // Mixed with randomness: two replicas that start in one nanosecond on two hosts still differ.
             incarnation: random.hash_one((nanoseconds, process::id(), listen)).max(1),
             budget_bytes: options.memory_mib << 20,
+            copy_rate: options.copy_rate,
             key_shards: KEY_SHARDS,
             hash_key,
             cluster_key: options.cluster_key.unwrap_or_default(),

@@ -21,6 +21,8 @@ use crate::{
 const RETRY_MS: u64 = 20;
 /// Pages of chains under way at once: each lane copies its part of the places of keys.
 const LANES: u64 = 4;
+/// How far ahead of its rate copying may be.
+const AHEAD_MS: u64 = 10;
 /// Conditional writes that may wait for a chain.
 pub(super) const PARKED_MAX: usize = 256;
 /// PULLs under way at once; more are dropped, and asked again.
@@ -54,10 +56,18 @@ struct Question {
     key: Vec<u8>,
     /// Of a key: the versions below this seq; 0: all.
     below: u64,
+    /// It is sent no sooner.
+    after_ms: u64,
     /// When it was sent last.
     sent_ms: Option<u64>,
     /// Its answer is being stored.
     storing: bool,
+}
+
+impl Question {
+    fn due_ms(&self) -> u64 {
+        self.sent_ms.map_or(self.after_ms, |sent_ms| sent_ms + RETRY_MS)
+    }
 }
 
 /// A conditional write that waits.
@@ -73,6 +83,8 @@ struct Copy {
     donor: Endpoint,
     incarnation: u64,
     progress: Copying,
+    /// In microseconds: what was copied so far is paid for by then, at the rate that is allowed.
+    paid_us: u64,
 }
 
 /// Everything asked for.
@@ -118,6 +130,7 @@ impl Fetching {
             what,
             key: key.to_vec(),
             below: 0,
+            after_ms: 0,
             sent_ms: None,
             storing: false,
         });
@@ -133,9 +146,12 @@ impl Fetching {
     }
 
     /// The question of this number goes on with another; `None`: it is answered.
-    fn go_on(&mut self, request: u64, next: Option<(Fetch, u64)>) {
+    fn go_on(&mut self, now_ms: u64, request: u64, next: Option<(Fetch, u64)>) {
         self.request += 1;
         let again = self.request;
+        let paid_ms = self.copy.as_ref().map_or(0, |copy| copy.paid_us / 1000);
+        // So far ahead, all of it is paid off before there is more: a pause is worth waking up for.
+        let ahead = paid_ms > now_ms + AHEAD_MS;
         self.questions.retain_mut(|question| {
             if question.request != request {
                 return true;
@@ -143,6 +159,7 @@ impl Fetching {
             if let Some((what, below)) = next {
                 (question.request, question.what, question.below) = (again, what, below);
                 (question.sent_ms, question.storing) = (None, false);
+                question.after_ms = if ahead && matches!(question.why, Why::Lane(_)) { paid_ms } else { 0 };
             }
             next.is_some()
         });
@@ -181,14 +198,12 @@ impl Replica {
         let fetching = self.fetching();
         let waits = |question: &&Question| !question.storing && !fetching.is_held_back(question);
         let waiting = fetching.questions.iter().filter(waits);
-        waiting.map(|question| question.sent_ms.map_or(0, |sent_ms| sent_ms + RETRY_MS)).min()
+        waiting.map(Question::due_ms).min()
     }
 
     fn send_questions(&self, now_ms: u64, role: &Role, fetching: &mut Fetching) -> Vec<Action> {
-        let due = |question: &Question| {
-            let due = question.sent_ms.is_none_or(|sent_ms| now_ms.saturating_sub(sent_ms) >= RETRY_MS);
-            due && !question.storing && !fetching.is_held_back(question)
-        };
+        let due =
+            |question: &Question| now_ms >= question.due_ms() && !question.storing && !fetching.is_held_back(question);
         let due: Vec<_> = fetching.questions.iter().map(due).collect();
         let send = |question: &mut Question| {
             question.sent_ms = Some(now_ms);
@@ -229,7 +244,7 @@ impl Replica {
             return Copying { donor: Some(donor), trouble, ..Copying::default() };
         };
         let progress = Copying { donor: Some(donor), ..Copying::default() };
-        fetching.copy = Some(Copy { donor: asked, incarnation, progress: progress.clone() });
+        fetching.copy = Some(Copy { donor: asked, incarnation, progress: progress.clone(), paid_us: now_ms * 1000 });
         fetching.ask(asked, incarnation, Why::Sessions, Fetch::Sessions(0), &[]);
         for key in fetching.parked.iter().map(|parked| parked.key.clone()).collect::<Vec<_>>() {
             fetching.ask_parked(&key);
@@ -325,8 +340,8 @@ impl Replica {
                 if let Some(copy) = fetching.copy.as_mut().filter(|_| why != Why::Pull) {
                     copy.progress.trouble.clear();
                 }
-                let next = self.next_question(&mut fetching, why, &fetched, below);
-                fetching.go_on(request, next);
+                let next = self.next_question(now_ms, &mut fetching, why, &fetched, below);
+                fetching.go_on(now_ms, request, next);
                 self.finish(role, &mut fetching, &mut actions);
             }
             Err(refused) => {
@@ -364,7 +379,14 @@ impl Replica {
     }
 
     /// What follows the answer to a question; `None`: nothing.
-    fn next_question(&self, fetching: &mut Fetching, why: Why, fetched: &Fetched, below: u64) -> Option<(Fetch, u64)> {
+    fn next_question(
+        &self,
+        now_ms: u64,
+        fetching: &mut Fetching,
+        why: Why,
+        fetched: &Fetched,
+        below: u64,
+    ) -> Option<(Fetch, u64)> {
         match fetched {
             Fetched::Key(_) => (below != 0).then_some((Fetch::Key, below)),
             Fetched::Sessions { from, end, .. } => {
@@ -382,6 +404,7 @@ impl Replica {
             Fetched::Page { next, items, chains, .. } => {
                 let copy = fetching.copy.as_mut()?;
                 let (donor, incarnation, progress) = (copy.donor, copy.incarnation, &mut copy.progress);
+                copy.paid_us = copy.paid_us.max(now_ms * 1000) + self.copy_us(chains.len());
                 progress.of = *items;
                 progress.items += chains.iter().filter(|chain| is_item(chain)).count() as u64;
                 progress.bytes += chains.iter().map(|chain| chain.key.len() as u64 + data_bytes(chain)).sum::<u64>();
@@ -393,6 +416,11 @@ impl Replica {
                 goes_on.then_some((Fetch::Page(*next), 0))
             }
         }
+    }
+
+    /// How long so many chains take at the rate that is allowed.
+    fn copy_us(&self, chains: usize) -> u64 {
+        (chains as u64 * 1_000_000).checked_div(self.copy_rate.into()).unwrap_or(0)
     }
 
     /// Notes it when everything is copied.

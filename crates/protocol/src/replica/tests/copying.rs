@@ -430,6 +430,34 @@ fn a_join_has_one_donor_and_one_tenure() {
 }
 
 #[test]
+fn copying_keeps_to_its_rate() {
+    let mut pair = Pair::new();
+    let learner = Replica::new(Settings { copy_rate: 3000, ..Settings::simulated(42, 16 << 20) });
+    assert_eq!(install(&learner, &asking(learning(EPOCH, false), 42)).refusal, "");
+    pair.learner = learner;
+    for n in 0..2000u16 {
+        let write = pair.order(put(&format!("key{n}"), &"v".repeat(1000), n % 64));
+        pair.to(0, COORDINATOR, &write.bytes());
+        pair.pending.clear();
+    }
+    pair.copying = Some(DONOR);
+    let (began, mut copied) = (pair.now_ms, 0);
+    while !pair.learner.copying().is_some_and(|copying| copying.done) {
+        pair.heartbeats();
+        pair.tick(5);
+        while !pair.network.is_empty() {
+            pair.deliver(0, false);
+        }
+        // A page of each lane before anything is paid for.
+        copied = pair.learner.copying().expect("it was told to copy").items;
+        let lasts = pair.now_ms - began;
+        assert!(copied <= 3 * lasts + 4 * 300, "{copied} items in {lasts} ms");
+        assert!(lasts < 10_000, "{copied} items in {lasts} ms");
+    }
+    assert_eq!(copied, 2000);
+}
+
+#[test]
 fn a_learner_short_of_memory_says_so_and_goes_on_when_there_is_some() {
     let mut pair = Pair::new();
     pair.learner = learner(64 << 10);
