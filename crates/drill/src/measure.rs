@@ -221,7 +221,7 @@ fn print(data_path: DataPath, rounds: &[Round]) {
     let of = |of: fn(&Round) -> f64| count(median(rounds.iter().map(of)));
     println!("{table}");
     println!(
-        "{} requests/s before a copy, {} during it; {} items/s copied\n",
+        "{} requests/s without a copy, {} during it; {} items/s copied\n",
         of(|round| round.without),
         of(|round| round.during),
         of(|round| round.copied)
