@@ -13,10 +13,12 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 #include <underpass/abi.h>
-#include "lib/clock.h"
 #include "lib/hash.h"
 #include "lib/packet.h"
 #include "lib/tables.h"
+#include "lib/clock.h"
+
+_Static_assert(TICK_SHIFT == UP_TICK_SHIFT, "the agent and the clock agree");
 
 /* The agent sets max_entries of these two before loading. */
 struct {

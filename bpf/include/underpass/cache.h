@@ -14,12 +14,18 @@
 #define UC_KEY_ROOM 256
 
 /*
- * A coherence word: how many commands that name its keys are in memcached's hands, and how many ever were. What was asked
- * of memcached while the word was W, with none in flight, is the key's value for as long as the word is W.
+ * A coherence word: how many reads of its keys memcached has in hand, how many other commands, and a generation. What was
+ * asked of memcached while no other command was in hand is what the key holds for as long as the word is the same, without
+ * reads.
  */
-#define UC_FLIGHT_BITS 24
-#define UC_FLIGHT_MASK ((1ULL << UC_FLIGHT_BITS) - 1)
-#define UC_GENERATION (1ULL << UC_FLIGHT_BITS)
+#define UC_READ 1ULL
+#define UC_WRITE (1ULL << 16)
+#define UC_GENERATION (1ULL << 32)
+#define UC_READS 0xffffULL
+#define UC_WRITES 0xffff0000ULL
+#define UC_FLIGHT (UC_READS | UC_WRITES)
+/* No more than so many of each are counted. */
+#define UC_FLIGHT_MAX 0x7fff
 
 /* --- The stream of commands of one connection, as memcached reads it --- */
 
@@ -100,6 +106,161 @@ struct uc_stream {
 	__u32 reserved;
 	__u8 word[16]; /* the command's word, or the extras' first bytes */
 	__u8 key[UC_KEY_ROOM];
+};
+
+/* --- The directory and the slots --- */
+
+/*
+ * A set: one cache line. Its words cover every key that hashes to it, cached or not. The kernel changes words, the agent
+ * ways. A way is tag << 32 | place, 0: free.
+ */
+#define UC_SET_WORDS 4
+#define UC_WAYS 4
+
+struct uc_set {
+	__u64 word[UC_SET_WORDS];
+	__u64 way[UC_WAYS];
+};
+
+/* A place is page << UC_UNIT_BITS | unit. Page 0 is not used: no place is 0. */
+#define UC_UNIT 64
+#define UC_UNIT_BITS 10
+#define UC_PAGE (UC_UNIT << UC_UNIT_BITS)
+/* memcached cuts longer answers into several datagrams. */
+#define UC_ANSWER_MAX 1392
+#define UC_SLOT_HEAD 64
+#define UC_HEAD_MAX 288
+/* No slot begins closer to its page's end. */
+#define UC_SLOT_MAX (UC_SLOT_HEAD + UC_HEAD_MAX + UC_ANSWER_MAX)
+
+/*
+ * An item as it is answered: "VALUE key flags length", then in cas what `gets` puts there, then line break, value, line
+ * break. Never changed while the directory shows it: the agent frees it only after every program run has ended.
+ */
+struct uc_slot {
+	__u64 word; /* the key's, when memcached was asked */
+	__u64 global;
+	__u64 deadline_ms;
+	__u32 used; /* by a hit since the agent looked */
+	__u16 key_len;
+	__u16 head_len;
+	__u16 tail_len;
+	__u16 head_sum; /* Internet checksums, not inverted */
+	__u16 cas_sum;
+	__u16 tail_sum;
+	__u8 cas_len;
+	__u8 cas[23];
+};
+
+/* What all keys have in common. The kernel changes global, the agent the rest. */
+struct uc_control {
+	__u64 global; /* a word: changed by what may have been about any key */
+	__u64 serve_until_ms; /* CLOCK_MONOTONIC: of a flush that is to come; 0: nothing is served */
+	__u32 tgid; /* memcached's, in the first PID namespace */
+	__be32 agent_addr; /* the agent's own connection, as memcached sees it */
+	__be16 agent_port; /* 0: none */
+	__u16 reserved;
+	__u32 stale; /* set by the kernel: a client marks items stale */
+};
+
+#define UC_ADDRESSES 16
+#define UC_REQUEST_MAX 512
+#define UC_TICK_SHIFT 24
+
+struct uc_prefix {
+	__be32 addr;
+	__be32 mask;
+};
+
+/* Constant for the life of the maps; in .rodata. */
+struct uc_settings {
+	__u32 set_mask; /* sets less one: a power of two less one */
+	__u32 address_count;
+	__u32 prefix_count;
+	__be16 port;
+	__u16 reserved;
+	__u64 secret[2];
+	__u64 tick_origin;
+	__u64 tick_origin_ms;
+	__u64 tick_length; /* milliseconds of a tick, times 2^UC_TICK_SHIFT */
+	__be32 addresses[UC_ADDRESSES]; /* of this host, that memcached listens on */
+	struct uc_prefix prefixes[UC_ADDRESSES]; /* whom answers longer than the request are sent to */
+};
+
+/* --- Connections --- */
+
+#define UC_PENDING_MAX 512
+#define UC_SCRATCH 512
+
+#define UC_CONN_READ 1 /* the one pending key is a read's: its reply tells what it saw */
+#define UC_CONN_GLOBAL 2 /* holds the global word */
+#define UC_CONN_FULL 4 /* the last read filled memcached's buffer */
+#define UC_CONN_AGENT 8
+#define UC_CONN_KNOWN 16
+
+/* A connection of memcached's, or what one of its threads has of a UDP socket. */
+struct uc_conn {
+	struct uc_stream stream;
+	__u32 copied; /* TCP: the sequence number up to which the stream was read */
+	__u16 pending;
+	__u16 complete; /* of those, of commands that memcached has all of */
+	__u16 commands; /* that the last read completed */
+	__u16 flags; /* UC_CONN_* */
+	__u32 reserved;
+	__u32 words[UC_PENDING_MAX]; /* set << 2 | word: in flight */
+	__u8 scratch[UC_SCRATCH];
+};
+
+/* Whose thread has what of which UDP socket. */
+struct uc_datagrams {
+	__u64 sk;
+	__u64 thread;
+};
+
+enum uc_notice {
+	UC_NOTICE_MISS = 0,
+	UC_NOTICE_FLUSH = 1, /* the global word is held until the agent lets go */
+};
+
+struct uc_report {
+	__u64 hash;
+	__u64 number;
+	__u32 notice; /* enum uc_notice */
+	__u32 key_len;
+	__u8 key[UC_KEY_ROOM];
+};
+
+enum uc_count {
+	UC_COUNT_HIT = 0, /* requests answered */
+	UC_COUNT_MISS = 1, /* requests passed on for a key that is not there, or not valid */
+	UC_COUNT_MISS_ABSENT = 2,
+	UC_COUNT_MISS_CHANGED = 3, /* a command came since */
+	UC_COUNT_MISS_FLIGHT = 4, /* one is in flight */
+	UC_COUNT_MISS_EXPIRED = 5,
+	UC_COUNT_PASS_REQUEST = 6, /* to memcached's port, but no plain get */
+	UC_COUNT_PASS_UNTRUSTED = 7,
+	UC_COUNT_PASS_ROOM = 8, /* the answer is longer than a datagram, or the driver has no room */
+	UC_COUNT_PASS_BLIND = 9, /* nothing was served just then */
+	UC_COUNT_REPORT = 10,
+	UC_COUNT_REPORT_LOST = 11,
+	UC_COUNT_READ = 12, /* commands seen on their way to memcached */
+	UC_COUNT_WRITE = 13,
+	UC_COUNT_OTHER = 14,
+	UC_COUNT_FORGET = 15,
+	UC_COUNT_FLUSH = 16,
+	UC_COUNT_LOST = 17,
+	UC_COUNT_READ_HIT = 18, /* reads seen to have hit, which change nothing */
+	UC_COUNT_READ_MISSED = 19,
+	UC_COUNT_OVERFLOW = 20, /* more keys in flight than a connection has room for */
+	UC_COUNT_GAP = 21, /* bytes that memcached read and no program saw */
+	UC_COUNT_UNREADABLE = 22,
+	UC_COUNT_NOT_FOLLOWED = 23, /* reads of connections that are not followed */
+	UC_COUNT_BYTES = 24, /* parsed */
+	UC_COUNT_END = 25,
+};
+
+struct uc_counters {
+	__u64 count[UC_COUNT_END];
 };
 
 #endif /* UNDERPASS_CACHE_H */

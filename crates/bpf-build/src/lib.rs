@@ -34,6 +34,8 @@ fn builder(name: &str) -> SkeletonBuilder {
         format!("-I{}", env::var("DEP_BPF_INCLUDE").expect("libbpf-sys says where its headers are")),
         // Debian keeps asm/types.h in the multiarch directory, which the bpf target does not search.
         format!("-I/usr/include/{architecture}-linux-gnu"),
+        // Where arguments of traced functions are kept.
+        format!("-D__TARGET_ARCH_{}", if architecture == "aarch64" { "arm64" } else { "x86" }),
         "-mcpu=v3".into(),
         "-Wall".into(),
         "-Werror".into(),

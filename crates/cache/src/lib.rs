@@ -3,6 +3,13 @@
 //! [`stream`] and [`model`] are pure: what memcached makes of a connection's bytes, and why a hit is never stale. The rest
 //! loads the kernel programs, fills the cache and shows what it does. `docs/cache.md` tells the whole story.
 
+pub mod agent;
+pub mod cli;
+pub mod hash;
+pub mod kernel;
+pub mod memcached;
 pub mod model;
+pub mod stats;
 pub mod stream;
+pub mod table;
 pub mod word;

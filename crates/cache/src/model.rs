@@ -27,8 +27,8 @@ pub enum Mutant {
     EndAtDelivery,
     /// Reads that missed are not heeded.
     MissUnseen,
-    /// They are, but only once their connection is read again, which may be after the reply left.
-    MissSeenLate,
+    /// They are, but only once the reply was sent, and the key is served until then.
+    ReadsNotInFlight,
     /// Pipelined reads are not heeded.
     PipelinedReads,
     /// A fill is installed for the word as it is then, not as it was when memcached was asked.
@@ -51,7 +51,7 @@ pub const MUTANTS: [Mutant; 12] = [
     Mutant::NoGeneration,
     Mutant::EndAtDelivery,
     Mutant::MissUnseen,
-    Mutant::MissSeenLate,
+    Mutant::ReadsNotInFlight,
     Mutant::PipelinedReads,
     Mutant::FillOfNow,
     Mutant::FillInFlight,
@@ -103,7 +103,8 @@ enum Connection {
     Delivered(Command),
     /// With the version that a read missed although it was the last one stored, and whether it missed.
     Obeyed(Command, Option<u8>, bool),
-    Answered(Command),
+    /// And whether it missed.
+    Answered(Command, bool),
 }
 
 /// An item: version, and by memcached's clock when it expires; 0: never.
@@ -164,7 +165,7 @@ impl State {
     fn hit(&self, mutant: Option<Mutant>) -> Option<u8> {
         let entry = self.entry?;
         let words = match mutant {
-            Some(Mutant::NothingInFlight) => self.words.map(|w| w - word::in_flight(w)),
+            Some(Mutant::NothingInFlight) => self.words.map(without_flight),
             Some(Mutant::GlobalIgnored) => [self.words[0], entry.words[1]],
             _ => self.words,
         };
@@ -216,10 +217,13 @@ fn steps(state: &State, scope: Scope, mutant: Option<Mutant>, emit: &mut dyn FnM
     }
 }
 
-/// Which word a command changes; none: the kernel waits for what a read saw.
+fn without_flight(word: u64) -> u64 {
+    word::asked(word) - (word::begin(0) - word::forget(0)) * word::writes(word)
+}
+
+/// Which word a command changes.
 fn word_of(command: Command, mutant: Option<Mutant>) -> Option<usize> {
     match command {
-        Command::Get => None,
         Command::PipelinedGet if mutant == Some(Mutant::PipelinedReads) => None,
         Command::Lost => Some(1),
         _ => Some(0),
@@ -241,8 +245,12 @@ fn connection(state: &State, at: usize, scope: Scope, mutant: Option<Mutant>, em
                 if let Some(which) = word_of(command, mutant) {
                     let word = &mut next.words[which];
                     *word = match mutant {
-                        Some(Mutant::NoGeneration) => *word + 1,
-                        Some(Mutant::EndAtDelivery) => word::end(word::begin(*word)),
+                        Some(Mutant::NoGeneration) if command != Command::Get => {
+                            *word + word::begin(0) - word::forget(0)
+                        }
+                        Some(Mutant::EndAtDelivery) if command != Command::Get => word::end(word::begin(*word)),
+                        Some(Mutant::ReadsNotInFlight) if command == Command::Get => *word,
+                        _ if command == Command::Get => word::begin_read(*word),
                         _ => word::begin(*word),
                     };
                 }
@@ -269,57 +277,47 @@ fn connection(state: &State, at: usize, scope: Scope, mutant: Option<Mutant>, em
             emit(next);
         }
         Connection::Obeyed(command, missed, miss) => {
-            // The reply leaves, past the kernel.
-            next.connections[at] = Connection::Answered(command);
-            let heeded = !matches!(mutant, Some(Mutant::MissUnseen | Mutant::MissSeenLate));
-            if command == Command::Get && miss && heeded {
-                next.words[0] = word::forget(next.words[0]);
-            }
+            // The reply leaves, and is there before the kernel heeds that it was sent.
+            next.connections[at] = Connection::Answered(command, miss);
             if missed.is_some() && state.known.map(|item| item.version) == missed {
                 next.known = None;
             }
             emit(next);
             // Or none does: memcached reads on at once. Then nobody was told.
             next = state.clone();
-            ended(&mut next, command, mutant);
-            if command == Command::Get && mutant != Some(Mutant::MissUnseen) {
-                next.words[0] = word::forget(next.words[0]);
-            }
+            ended(&mut next, command, false, mutant);
             next.connections[at] = Connection::Idle;
             emit(next);
         }
-        Connection::Answered(command) => {
-            ended(&mut next, command, mutant);
-            if command == Command::Get && mutant == Some(Mutant::MissSeenLate) {
-                next.words[0] = word::forget(next.words[0]);
-            }
+        Connection::Answered(command, miss) => {
+            ended(&mut next, command, !miss, mutant);
             next.connections[at] = Connection::Idle;
             emit(next);
         }
     }
 }
 
-/// The connection is read again.
-fn ended(state: &mut State, command: Command, mutant: Option<Mutant>) {
-    if let Some(which) = word_of(command, mutant)
-        && mutant != Some(Mutant::EndAtDelivery)
-    {
-        state.words[which] = word::end(state.words[which]);
-    }
+/// The connection's reply was sent, or it is read again. `hit`: the reply told a value.
+fn ended(state: &mut State, command: Command, hit: bool, mutant: Option<Mutant>) {
+    let Some(which) = word_of(command, mutant) else { return };
+    let word = &mut state.words[which];
+    *word = match (command, mutant) {
+        (Command::Get, Some(Mutant::MissUnseen)) => word::end_read(*word, true),
+        (Command::Get, Some(Mutant::ReadsNotInFlight)) => word::end_read(word::begin_read(*word), hit),
+        (Command::Get, _) => word::end_read(*word, hit),
+        (_, Some(Mutant::EndAtDelivery)) => *word,
+        _ => word::end(*word),
+    };
 }
 
 fn fill(state: &State, scope: Scope, mutant: Option<Mutant>, emit: &mut dyn FnMut(State)) {
     match state.fill {
         Fill::Idle => {
-            let idle = state.words.iter().all(|&word| word::idle(word));
+            let idle = state.words.iter().all(|&word| word::may_ask(word));
             let heedless = matches!(mutant, Some(Mutant::FillInFlight | Mutant::NothingInFlight));
             if state.fills < scope.fills && (idle || heedless) {
-                let words = match mutant {
-                    Some(Mutant::NothingInFlight) => state.words.map(|w| w - word::in_flight(w)),
-                    // Once all that is in flight has ended.
-                    Some(Mutant::FillInFlight) => state.words.map(|w| w - word::in_flight(w)),
-                    _ => state.words,
-                };
+                // A heedless one takes the words for what they will be once all that is in flight has ended.
+                let words = state.words.map(if heedless { without_flight } else { word::asked });
                 let fill = Fill::Asked { words, at: state.now };
                 emit(State { fill, fills: state.fills + 1, ..state.clone() });
             }
@@ -337,7 +335,7 @@ fn fill(state: &State, scope: Scope, mutant: Option<Mutant>, emit: &mut dyn FnMu
             if mutant == Some(Mutant::LifetimeFromAnswer) {
                 entry.deadline = entry.deadline.map(|deadline| deadline + state.now - obeyed);
             }
-            let words = if mutant == Some(Mutant::FillOfNow) { state.words } else { entry.words };
+            let words = if mutant == Some(Mutant::FillOfNow) { state.words.map(word::asked) } else { entry.words };
             emit(State { fill: Fill::Idle, entry: Some(Entry { words, ..entry }), ..state.clone() });
         }
     }

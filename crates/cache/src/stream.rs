@@ -133,16 +133,13 @@ fn text(s: &mut uc_stream, byte: u8) -> Option<Event> {
         begin_command(s);
     }
     s.line = s.line.saturating_add(1);
-    if byte == b'\n' {
-        // A carriage return before the line's end is not part of the line, unless it is all of the line.
-        if s.flags & CR != 0 && s.line == 2 {
-            character(s, b'\r');
-        }
-        return end_of_line(s);
-    }
-    if s.flags & CR != 0 {
+    // A carriage return before the line's end is not part of the line, unless it is all of the line.
+    if s.flags & CR != 0 && (byte != b'\n' || s.line == 2) {
         s.flags &= !CR;
         character(s, b'\r');
+    }
+    if byte == b'\n' {
+        return end_of_line(s);
     }
     if byte == b'\r' {
         s.flags |= CR;

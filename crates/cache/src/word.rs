@@ -1,37 +1,56 @@
-//! The coherence word: commands that name its keys and are in memcached's hands, and how many ever were (a generation).
+//! The coherence word: reads of its keys that are in memcached's hands, other commands, and a generation.
 //!
-//! The kernel changes words, the agent reads them. A value that memcached told while the word was idle and had some value is
-//! the key's for as long as the word has it: one comparison of 64 bits decides the refill race, the race with what is in
-//! flight, and invalidation.
+//! The kernel changes words, the agent reads them. A value that memcached told while no other command was in hand is the
+//! key's for as long as the word has the generation that it had then: one comparison of 64 bits decides the refill race, the
+//! race with what is in flight, and invalidation.
 
-use underpass_abi::cache::{UC_FLIGHT_BITS, UC_FLIGHT_MASK, UC_GENERATION};
+use underpass_abi::cache as abi;
+
+const READ: u64 = abi::UC_READ as u64;
+const WRITE: u64 = abi::UC_WRITE as u64;
+const GENERATION: u64 = abi::UC_GENERATION;
 
 /// A command that names one of the word's keys was given to memcached.
 pub fn begin(word: u64) -> u64 {
-    word.wrapping_add(UC_GENERATION as u64 + 1)
+    word.wrapping_add(GENERATION + WRITE)
 }
 
 /// memcached has obeyed it.
 pub fn end(word: u64) -> u64 {
-    word.wrapping_sub(1)
+    word.wrapping_sub(WRITE)
 }
 
-/// What was known of the word's keys is so no more.
+/// A command that only looks was given to memcached, alone on its connection.
+pub fn begin_read(word: u64) -> u64 {
+    word.wrapping_add(READ)
+}
+
+/// memcached has answered it. If it may have missed, what was known of the word's keys is so no more.
+pub fn end_read(word: u64, hit: bool) -> u64 {
+    word.wrapping_sub(READ).wrapping_add(if hit { 0 } else { GENERATION })
+}
+
+/// What is known of the word's keys is so no more.
 pub fn forget(word: u64) -> u64 {
-    word.wrapping_add(UC_GENERATION as u64)
+    word.wrapping_add(GENERATION)
 }
 
-/// Whether no command is in flight: then memcached may be asked.
-pub fn idle(word: u64) -> bool {
-    word & UC_FLIGHT_MASK as u64 == 0
+/// Whether memcached may be asked: a read in flight does not matter, for what it ends with does.
+pub fn may_ask(word: u64) -> bool {
+    writes(word) == 0
 }
 
-/// Commands in flight.
-pub fn in_flight(word: u64) -> u64 {
-    word & UC_FLIGHT_MASK as u64
+/// The word with which an entry is valid that was asked for while the word was this.
+pub fn asked(word: u64) -> u64 {
+    word - reads(word)
 }
 
-/// How often anything has happened to the word's keys.
-pub fn generation(word: u64) -> u64 {
-    word >> UC_FLIGHT_BITS
+/// Reads in flight.
+pub fn reads(word: u64) -> u64 {
+    word & abi::UC_READS as u64
+}
+
+/// Other commands in flight.
+pub fn writes(word: u64) -> u64 {
+    (word & abi::UC_WRITES as u64) / WRITE
 }

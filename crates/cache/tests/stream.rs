@@ -1,6 +1,9 @@
 //! What the parser makes of commands, plain and peculiar, however they are cut.
 
-use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
+mod common;
+
+use common::{commands, request};
+use rand::{Rng, SeedableRng, rngs::StdRng};
 use underpass_abi::cache::{UC_MODE_LOST, UC_STREAM_LONG, UC_STREAM_STALE, uc_stream};
 use underpass_cache::stream::{Event, at_boundary, feed, key};
 
@@ -100,15 +103,6 @@ fn what_is_not_known_is_not_followed() {
     check(b"\x80\x77", "");
 }
 
-fn request(opcode: u8, extras: &[u8], key: &[u8], value: &[u8]) -> Vec<u8> {
-    let mut bytes = vec![0x80, opcode];
-    bytes.extend((key.len() as u16).to_be_bytes());
-    bytes.extend([extras.len() as u8, 0, 0, 0]);
-    bytes.extend(((extras.len() + key.len() + value.len()) as u32).to_be_bytes());
-    bytes.extend([9; 12]);
-    [&bytes, extras, key, value].concat()
-}
-
 #[test]
 fn binary_commands() {
     check(&[request(0, b"", b"a", b""), request(0x0d, b"", b"b", b"")].concat(), "r a, r b");
@@ -144,55 +138,12 @@ fn long_lines_are_remembered() {
     assert_eq!(u32::from(stream.flags) & UC_STREAM_LONG, 0);
 }
 
-/// A stream of commands, whole, broken and binary garbage.
-fn generate(rng: &mut StdRng) -> Vec<u8> {
-    const LINES: &[&[u8]] = &[
-        b"get a\r\n",
-        b"gets a bb ccc\r\n",
-        b"set k 0 0 5\r\nvalue\r\n",
-        b"set k 0 0 10\r\nset x 0 0\r\n\r\n",
-        b"cas key 1 2 3 4 noreply\r\nabc\r\n",
-        b"delete k noreply\r\n",
-        b"mg k v t\r\n",
-        b"ms key 3 T9 I\r\nabc\r\n",
-        b"ms key 3 b\r\nabc\r\n",
-        b"flush_all 10\r\n",
-        b"gat 10 a b\r\n",
-        b"set k 0 0 99999999999\r\n",
-        b"set k 0 x 3\r\n",
-        b"set k 0 0 4294967297\r\nx\r\n",
-        b"incr\r\n",
-        b"\r\n",
-        b"get a\0b\r\r\n",
-    ];
-    let mut bytes = Vec::new();
-    if rng.random_bool(0.3) {
-        for _ in 0..rng.random_range(1..6) {
-            let (opcode, extras) =
-                *[(0, 0), (1, 8), (4, 0), (5, 20), (8, 4), (0x0a, 0), (0x0e, 0), (0x1d, 4)].choose(rng).unwrap();
-            let named = !matches!(opcode, 8 | 0x0a);
-            let key = vec![b'k'; if named { rng.random_range(1..30) } else { 0 }];
-            let value = vec![b'v'; if matches!(opcode, 1 | 0x0e) { rng.random_range(0..50) } else { 0 }];
-            bytes.extend(request(opcode, &vec![0; extras], &key, &value));
-        }
-    } else {
-        for _ in 0..rng.random_range(1..8) {
-            bytes.extend_from_slice(LINES.choose(rng).unwrap());
-        }
-    }
-    if rng.random_bool(0.3) {
-        let at = rng.random_range(0..bytes.len());
-        bytes[at] = *[b' ', b'\r', b'\n', 0, 0x80, b'9', b'-'].choose(rng).unwrap();
-    }
-    bytes
-}
-
 #[test]
 fn segmentation_does_not_matter() {
     let mut rng = StdRng::seed_from_u64(7);
     let (mut lost, mut boundary) = (0, 0);
     for _ in 0..3000 {
-        let bytes = generate(&mut rng);
+        let bytes = commands(&mut rng);
         let whole = parse([&bytes[..]]);
         assert_eq!(parse(bytes.chunks(1)), whole);
         for at in 0..=bytes.len() {

@@ -37,6 +37,9 @@ enum Command {
     /// Run a virtual rack: hosts in network namespaces behind a switch with faults
     #[command(subcommand)]
     Rack(underpass_rack::cli::Action),
+    /// Put a coherent cache in the kernel in front of a stock memcached
+    #[command(subcommand)]
+    Cache(underpass_cache::cli::Command),
     /// Check recorded histories for linearizability
     Check(underpass_check::cli::Args),
     /// Measure
@@ -64,6 +67,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Replica(args) => underpass_replica::cli::run(args)?,
         Command::ReplicaStats(args) => underpass_replica::cli::run_stats(args)?,
         Command::Rack(action) => underpass_rack::cli::run(action)?,
+        Command::Cache(command) => underpass_cache::cli::run(command)?,
         Command::Check(args) => underpass_check::cli::run(&args)?,
         Command::Bench(command) => underpass_bench::cli::run(command)?,
         Command::Demo(args) => underpass_bench::cli::run_demo(&args)?,

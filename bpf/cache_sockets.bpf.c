@@ -1,0 +1,637 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * The cache at memcached's sockets: what memcached is given, in its own order, as it is given.
+ *
+ * Before a read of memcached's returns, a program has looked at the bytes and put every key that they name in flight. When
+ * memcached has read that connection again, or has sent the reply to the one command that it had, it has obeyed: the key is
+ * in flight no more. Which interface the bytes came by, in which segments, how often: none of that is to be seen here, nor
+ * matters. docs/cache.md has the whole argument.
+ *
+ * The tracepoints are the kernel's own at the end of every receive and send on a socket; probes run with preemption off, so
+ * none is skipped because another one is at work. Where the bytes are is in the registers with which memcached entered the
+ * kernel.
+ */
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_tracing.h>
+#include "lib/cache.h"
+#include "lib/stream.h"
+
+#define MSG_PEEK 2
+#define AF_INET 2
+#define AF_INET6 10
+#define IPPROTO_TCP 6
+#define IPPROTO_UDP 17
+#define EAGAIN 11
+#define EINTR 4
+/* Pieces of UC_SCRATCH bytes that one read may return. More: not followed. */
+#define UC_PIECES 8192
+/* memcached's own header in front of a datagram. */
+#define UC_FRAME 8
+
+/* What the kernel calls these, as far as it is looked at here. */
+#if defined(__TARGET_ARCH_arm64)
+#define NR_READ 63
+#define NR_WRITE 64
+#define NR_RECVFROM 207
+#define NR_SENDMSG 211
+
+struct pt_regs {
+	__u64 regs[31];
+	__s32 syscallno;
+} __attribute__((preserve_access_index));
+
+#define SYSCALL_NR(r) ((r)->syscallno)
+#define SYSCALL_ARG2(r) ((r)->regs[1])
+#define SYSCALL_ARG3(r) ((r)->regs[2])
+#else
+#define NR_READ 0
+#define NR_WRITE 1
+#define NR_RECVFROM 45
+#define NR_SENDMSG 46
+
+struct pt_regs {
+	unsigned long si;
+	unsigned long dx;
+	unsigned long orig_ax;
+} __attribute__((preserve_access_index));
+
+#define SYSCALL_NR(r) ((r)->orig_ax)
+#define SYSCALL_ARG2(r) ((r)->si)
+#define SYSCALL_ARG3(r) ((r)->dx)
+#endif
+
+/* Of user space. */
+struct user_iovec {
+	__u64 base;
+	__u64 len;
+};
+
+struct user_msghdr {
+	__u64 name;
+	__u32 namelen;
+	__u32 reserved;
+	__u64 iov;
+	__u64 iovlen;
+};
+
+struct sock_common {
+	__be32 skc_daddr;
+	__be16 skc_dport;
+	unsigned short skc_family;
+} __attribute__((preserve_access_index));
+
+struct sock {
+	struct sock_common __sk_common;
+	__u16 sk_protocol;
+} __attribute__((preserve_access_index));
+
+struct tcp_sock {
+	__u32 rcv_nxt;
+	__u32 copied_seq;
+	__u64 bytes_received;
+} __attribute__((preserve_access_index));
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct uc_conn);
+} connections SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 256);
+	__type(key, struct uc_datagrams);
+	__type(value, struct uc_conn);
+} datagrams SEC(".maps");
+
+/* A fresh connection: too large for the stack. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct uc_conn);
+} blank SEC(".maps");
+
+/* Few and important, so not among the misses. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 14);
+} notices SEC(".maps");
+
+/* --- Words --- */
+
+static __always_inline __u64 *word_of(__u32 which)
+{
+	__u32 index = which / UC_SET_WORDS;
+	struct uc_set *set = bpf_map_lookup_elem(&sets, &index);
+
+	return set ? &set->word[which % UC_SET_WORDS] : NULL;
+}
+
+/* False: there are too many already to be counted. */
+static __always_inline bool word_begin(__u32 which, bool read)
+{
+	__u64 *word = word_of(which), by = read ? UC_READ : UC_GENERATION + UC_WRITE, was;
+
+	if (!word)
+		return false;
+	was = __sync_fetch_and_add(word, by);
+	if ((read ? was & UC_READS : (was & UC_WRITES) >> 16) < UC_FLIGHT_MAX)
+		return true;
+	__sync_fetch_and_add(word, -by);
+	return false;
+}
+
+static __always_inline void word_add(__u32 which, __u64 by)
+{
+	__u64 *word = word_of(which);
+
+	if (word)
+		__sync_fetch_and_add(word, by);
+}
+
+static __always_inline void global_begin(void)
+{
+	struct uc_control *c = the_control();
+
+	if (c)
+		__sync_fetch_and_add(&c->global, UC_GENERATION + UC_WRITE);
+}
+
+static __always_inline void global_end(void)
+{
+	struct uc_control *c = the_control();
+
+	if (c)
+		__sync_fetch_and_add(&c->global, -UC_WRITE);
+}
+
+/* The global word for a connection: held once, whatever the reasons. */
+static __always_inline void hold_global(struct uc_conn *conn)
+{
+	if (!(conn->flags & UC_CONN_GLOBAL)) {
+		conn->flags |= UC_CONN_GLOBAL;
+		global_begin();
+	}
+}
+
+/* --- What is in flight --- */
+
+static __noinline __u32 key_word(const struct uc_stream *s)
+{
+	__u64 hash = settings.secret[0];
+	__u32 len = s->key_len, left = len;
+
+	for (__u32 i = 0; i < UC_KEY_ROOM / 8; i++) {
+		__u64 word = *(const __u64 *)(s->key + 8 * i);
+
+		if (left < 8) {
+			if (left)
+				hash = hash_word(hash, low_bytes(word, left));
+			break;
+		}
+		hash = hash_word(hash, word);
+		left -= 8;
+	}
+	hash = hash_end(hash, len);
+	return hash_set(hash) * UC_SET_WORDS + hash_which(hash);
+}
+
+/* The read that was alone is not any more: in flight like everything else. */
+static __always_inline void harden(struct uc_conn *conn)
+{
+	if (conn->flags & UC_CONN_READ) {
+		conn->flags &= ~UC_CONN_READ;
+		word_add(conn->words[0], UC_GENERATION + UC_WRITE - UC_READ);
+	}
+}
+
+static __always_inline void add(struct uc_conn *conn, bool read)
+{
+	__u32 which = key_word(&conn->stream), pending = conn->pending;
+
+	harden(conn);
+	read = read && pending == 0 && conn->commands == 0;
+	if (pending >= UC_PENDING_MAX || !word_begin(which, read)) {
+		count(UC_COUNT_OVERFLOW);
+		hold_global(conn);
+		return;
+	}
+	if (read)
+		conn->flags |= UC_CONN_READ;
+	conn->words[pending & (UC_PENDING_MAX - 1)] = which;
+	conn->pending = pending + 1;
+}
+
+static __always_inline void notify_flush(__u64 number)
+{
+	struct uc_report *out = bpf_ringbuf_reserve(&notices, sizeof(*out), 0);
+
+	/* Held for the agent. Without room for the notice it stays so. */
+	global_begin();
+	if (!out)
+		return;
+	out->hash = 0;
+	out->number = number;
+	out->notice = UC_NOTICE_FLUSH;
+	out->key_len = 0;
+	bpf_ringbuf_submit(out, BPF_RB_FORCE_WAKEUP);
+}
+
+static __always_inline void obey(struct uc_conn *conn, __u32 event)
+{
+	struct uc_control *c;
+
+	switch (event) {
+	case UC_EVENT_READ:
+		count(UC_COUNT_READ);
+		add(conn, true);
+		return;
+	case UC_EVENT_WRITE:
+		count(UC_COUNT_WRITE);
+		add(conn, false);
+		if (conn->stream.flags & UC_STREAM_STALE) {
+			c = the_control();
+			if (c)
+				c->stale = 1;
+		}
+		return;
+	}
+	harden(conn);
+	switch (event) {
+	case UC_EVENT_OTHER:
+		count(UC_COUNT_OTHER);
+		return;
+	case UC_EVENT_FLUSH:
+		count(UC_COUNT_FLUSH);
+		if (conn->stream.number)
+			notify_flush(conn->stream.number);
+		break;
+	case UC_EVENT_FORGET:
+		count(UC_COUNT_FORGET);
+		break;
+	case UC_EVENT_LOST:
+		count(UC_COUNT_LOST);
+		break;
+	}
+	hold_global(conn);
+}
+
+/* --- Feeding --- */
+
+struct uc_feed {
+	struct uc_conn *conn;
+	__u64 from; /* in memcached's memory */
+	__u64 left; /* bytes there */
+	__u32 at; /* in scratch */
+	__u32 len; /* of scratch */
+};
+
+/* After each step: whether memcached has all of a command. */
+static __always_inline void completed(struct uc_conn *conn)
+{
+	if (!stream_at_boundary(&conn->stream))
+		return;
+	conn->complete = conn->pending;
+	if (conn->commands < 2)
+		conn->commands++;
+}
+
+static long feed_byte(__u32 index, void *ctx)
+{
+	struct uc_feed *f = ctx;
+	struct uc_conn *conn = f->conn;
+	struct uc_stream *s = &conn->stream;
+	__u32 at = f->at, event;
+
+	if (at >= f->len || s->mode == UC_MODE_LOST)
+		return 1;
+	if (s->skip) {
+		__u64 pass = f->len - at;
+
+		if (pass > s->skip)
+			pass = s->skip;
+		s->skip -= pass;
+		f->at = at + pass;
+	} else {
+		event = stream_step(s, conn->scratch[at & (UC_SCRATCH - 1)]);
+		f->at = at + 1;
+		if (event)
+			obey(conn, event);
+	}
+	completed(conn);
+	return 0;
+}
+
+static long feed_piece(__u32 index, void *ctx)
+{
+	struct uc_feed *f = ctx;
+	struct uc_conn *conn = f->conn;
+	struct uc_stream *s = &conn->stream;
+	__u64 len = f->left;
+
+	if (!len || s->mode == UC_MODE_LOST)
+		return 1;
+	if (s->skip) {
+		if (len > s->skip)
+			len = s->skip;
+		s->skip -= len;
+		completed(conn);
+	} else {
+		if (len > UC_SCRATCH)
+			len = UC_SCRATCH;
+		if (bpf_probe_read_user(conn->scratch, len, (void *)f->from)) {
+			count(UC_COUNT_UNREADABLE);
+			s->mode = UC_MODE_LOST;
+			return 1;
+		}
+		count_many(UC_COUNT_BYTES, len);
+		f->at = 0;
+		f->len = len;
+		bpf_loop(UC_SCRATCH, feed_byte, f, 0);
+		len = f->at;
+	}
+	f->from += len;
+	f->left -= len;
+	return 0;
+}
+
+/* Gives the stream what a read returned: len bytes at from. */
+static __always_inline void feed(struct uc_conn *conn, __u64 from, __u64 len)
+{
+	struct uc_feed f = {.conn = conn, .from = from, .left = len};
+
+	bpf_loop(UC_PIECES, feed_piece, &f, 0);
+	if (f.left && conn->stream.mode != UC_MODE_LOST)
+		conn->stream.mode = UC_MODE_LOST;
+	if (conn->stream.mode == UC_MODE_LOST) {
+		count(UC_COUNT_NOT_FOLLOWED);
+		hold_global(conn);
+		return;
+	}
+	stream_end_of_read(&conn->stream);
+}
+
+/* --- What memcached has done --- */
+
+static long shift(__u32 index, void *ctx)
+{
+	struct uc_conn *conn = *(struct uc_conn **)ctx;
+	__u32 from = conn->complete + index;
+
+	if (from >= conn->pending)
+		return 1;
+	conn->words[index & (UC_PENDING_MAX - 1)] = conn->words[from & (UC_PENDING_MAX - 1)];
+	return 0;
+}
+
+static long end_one(__u32 index, void *ctx)
+{
+	struct uc_conn *conn = *(struct uc_conn **)ctx;
+
+	word_add(conn->words[index & (UC_PENDING_MAX - 1)], -UC_WRITE);
+	return 0;
+}
+
+/* memcached has obeyed what it had all of. */
+static __always_inline void end_complete(struct uc_conn *conn, bool hit)
+{
+	__u32 complete = conn->complete;
+
+	if (complete && conn->flags & UC_CONN_READ) {
+		/* A read that found the item saw what a valid entry holds. One that may not have: what is gone stays gone. */
+		word_add(conn->words[0], hit ? -UC_READ : UC_GENERATION - UC_READ);
+		count(hit ? UC_COUNT_READ_HIT : UC_COUNT_READ_MISSED);
+		conn->flags &= ~UC_CONN_READ;
+	} else if (complete) {
+		bpf_loop(complete, end_one, &conn, 0);
+		if (conn->pending > complete)
+			bpf_loop(UC_PENDING_MAX, shift, &conn, 0);
+	}
+	conn->pending -= complete;
+	conn->complete = 0;
+	conn->commands = 0;
+	if (conn->flags & UC_CONN_GLOBAL && (stream_at_boundary(&conn->stream) || conn->stream.mode == UC_MODE_LOST)) {
+		conn->flags &= ~UC_CONN_GLOBAL;
+		global_end();
+	}
+}
+
+/* And the rest it will not obey any more. */
+static __always_inline void end_all(struct uc_conn *conn)
+{
+	conn->complete = conn->pending;
+	conn->stream.line = 0;
+	conn->stream.skip = 0;
+	end_complete(conn, false);
+}
+
+static __always_inline bool of_memcached(void)
+{
+	struct uc_control *c = the_control();
+
+	return c && c->tgid && bpf_get_current_pid_tgid() >> 32 == c->tgid;
+}
+
+static __always_inline struct pt_regs *registers(void)
+{
+	return (struct pt_regs *)bpf_task_pt_regs(bpf_get_current_task_btf());
+}
+
+/* A read came back, with got bytes that begin at the buffer's offset skip. */
+static __always_inline void take(struct uc_conn *conn, const struct pt_regs *regs, __u64 skip, __u64 got)
+{
+	__u64 nr = SYSCALL_NR(regs);
+
+	conn->flags &= ~UC_CONN_FULL;
+	if (got >= SYSCALL_ARG3(regs))
+		conn->flags |= UC_CONN_FULL;
+	if (nr != NR_READ && nr != NR_RECVFROM) {
+		count(UC_COUNT_UNREADABLE);
+		conn->stream.mode = UC_MODE_LOST;
+	}
+	feed(conn, SYSCALL_ARG2(regs) + skip, got - skip);
+}
+
+/* Whether this is the agent's own: what it asks, it asks of a word that it knows. */
+static __always_inline bool of_agent(struct sock *sk)
+{
+	struct uc_control *c = the_control();
+
+	return c && c->agent_port && sk->__sk_common.skc_family == AF_INET &&
+	       sk->__sk_common.skc_dport == c->agent_port && sk->__sk_common.skc_daddr == c->agent_addr;
+}
+
+static __always_inline struct uc_conn *connection(struct sock *sk)
+{
+	struct uc_conn *conn = bpf_sk_storage_get(&connections, sk, 0, 0);
+	__u32 zero = 0;
+
+	if (conn)
+		return conn;
+	return bpf_sk_storage_get(&connections, sk, bpf_map_lookup_elem(&blank, &zero), BPF_SK_STORAGE_GET_F_CREATE);
+}
+
+static __always_inline void tcp_receive(struct sock *sk, int got)
+{
+	struct tcp_sock *tp = bpf_skc_to_tcp_sock(sk);
+	struct uc_conn *conn = connection(sk);
+	__u32 taken = got > 0 ? got : 0;
+
+	if (!conn || !tp) {
+		/* No memory: from here on nothing can be said, ever. */
+		global_begin();
+		return;
+	}
+	if (!(conn->flags & UC_CONN_KNOWN)) {
+		conn->flags |= UC_CONN_KNOWN;
+		conn->copied = tp->copied_seq - taken;
+		if (of_agent(sk))
+			conn->flags |= UC_CONN_AGENT;
+		/* Bytes that were read before anybody looked. The other side's end of the connection counts as one. */
+		else if ((__u32)tp->bytes_received - (tp->rcv_nxt - tp->copied_seq) - taken + 1 > 1)
+			conn->stream.mode = UC_MODE_LOST;
+	}
+	if (conn->flags & UC_CONN_AGENT)
+		return;
+	/* It may not have obeyed: it grew its buffer and read on. */
+	if (!(conn->stream.flags & UC_STREAM_LONG && conn->flags & UC_CONN_FULL))
+		end_complete(conn, false);
+	if (got <= 0) {
+		/* memcached closes what has ended. */
+		if (got != -EAGAIN && got != -EINTR)
+			end_all(conn);
+		return;
+	}
+	if (conn->copied + got != tp->copied_seq) {
+		count(UC_COUNT_GAP);
+		conn->stream.mode = UC_MODE_LOST;
+	}
+	conn->copied = tp->copied_seq;
+	take(conn, registers(), 0, got);
+}
+
+static __always_inline struct uc_conn *datagram(struct sock *sk, bool create)
+{
+	struct uc_datagrams key = {.sk = (__u64)sk, .thread = bpf_get_current_pid_tgid()};
+	struct uc_conn *conn = bpf_map_lookup_elem(&datagrams, &key);
+	__u32 zero = 0;
+	void *none;
+
+	if (conn || !create)
+		return conn;
+	none = bpf_map_lookup_elem(&blank, &zero);
+	if (none)
+		bpf_map_update_elem(&datagrams, &key, none, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&datagrams, &key);
+}
+
+static __always_inline void udp_receive(struct sock *sk, int got)
+{
+	struct uc_conn *conn = datagram(sk, true);
+	struct pt_regs *regs = registers();
+	__u8 header[UC_FRAME];
+
+	if (!conn) {
+		global_begin();
+		return;
+	}
+	/* A datagram that memcached takes as a request is received. What it reads is the rest of a value. */
+	if (SYSCALL_NR(regs) != NR_RECVFROM) {
+		end_complete(conn, false);
+		if (got <= 0)
+			return;
+		if (!conn->stream.skip)
+			conn->stream.mode = UC_MODE_LOST;
+		take(conn, regs, 0, got);
+		return;
+	}
+	end_all(conn);
+	conn->stream.mode = UC_MODE_START;
+	conn->stream.flags = 0;
+	/* memcached drops these: too short, or one of several. */
+	if (got <= UC_FRAME)
+		return;
+	if (!bpf_probe_read_user(header, sizeof(header), (void *)SYSCALL_ARG2(regs)) && (header[4] || header[5] != 1))
+		return;
+	take(conn, regs, UC_FRAME, got);
+}
+
+SEC("tp_btf/sock_recv_length")
+int BPF_PROG(cache_receive, struct sock *sk, int got, int flags)
+{
+	__u16 family;
+
+	if (!of_memcached() || flags & MSG_PEEK)
+		return 0;
+	family = sk->__sk_common.skc_family;
+	if ((family == AF_INET || family == AF_INET6) && sk->sk_protocol == IPPROTO_TCP)
+		tcp_receive(sk, got);
+	else if ((family == AF_INET || family == AF_INET6) && sk->sk_protocol == IPPROTO_UDP)
+		udp_receive(sk, got);
+	else if (got > 0)
+		/* By a way that is not known. */
+		global_begin();
+	return 0;
+}
+
+/* Whether the reply that is being sent begins with a value. */
+static __always_inline bool tells_value(__u32 skip)
+{
+	struct pt_regs *regs = registers();
+	__u64 at = SYSCALL_ARG2(regs);
+	struct user_msghdr msg;
+	struct user_iovec iov;
+	__u8 first = 0;
+
+	if (SYSCALL_NR(regs) == NR_SENDMSG) {
+		if (bpf_probe_read_user(&msg, sizeof(msg), (void *)at))
+			return false;
+		/* The header of a datagram is a piece of its own. */
+		if (bpf_probe_read_user(&iov, sizeof(iov), (void *)(msg.iov + (skip ? sizeof(iov) : 0))))
+			return false;
+		at = iov.base;
+	} else if (SYSCALL_NR(regs) != NR_WRITE || skip) {
+		return false;
+	}
+	return !bpf_probe_read_user(&first, 1, (void *)at) && first == 'V';
+}
+
+/*
+ * A reply has been sent: if memcached had one command, it has obeyed it. A read that was answered with a value changes
+ * nothing. Nobody was served the key from here between the reply's leaving and now, for it was in flight.
+ */
+SEC("tp_btf/sock_send_length")
+int BPF_PROG(cache_send, struct sock *sk, int sent, int flags)
+{
+	struct uc_conn *conn;
+	bool udp;
+
+	if (sent <= 0 || !of_memcached())
+		return 0;
+	udp = sk->sk_protocol == IPPROTO_UDP;
+	conn = udp ? datagram(sk, false) : bpf_sk_storage_get(&connections, sk, 0, 0);
+	if (!conn || conn->commands != 1 || conn->complete != conn->pending || conn->stream.mode == UC_MODE_LOST ||
+	    !stream_at_boundary(&conn->stream))
+		return 0;
+	end_complete(conn, conn->flags & UC_CONN_READ && tells_value(udp ? UC_FRAME : 0));
+	return 0;
+}
+
+/* A connection is gone: memcached had closed it. */
+SEC("tp_btf/tcp_destroy_sock")
+int BPF_PROG(cache_destroy, struct sock *sk)
+{
+	struct uc_conn *conn = bpf_sk_storage_get(&connections, sk, 0, 0);
+
+	if (conn) {
+		end_all(conn);
+		bpf_sk_storage_delete(&connections, sk);
+	}
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
