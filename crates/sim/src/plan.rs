@@ -4,7 +4,7 @@ mod stories;
 
 use std::fmt;
 
-use underpass_protocol::wire::Op;
+use underpass_protocol::wire::{Kind, Op};
 
 use crate::{
     host::{COORDINATORS_MAX, Clock, Host},
@@ -76,6 +76,23 @@ pub struct AuthorityShape {
     pub requests_late: u64,
 }
 
+/// What clients like to do. Chances are in a thousand.
+#[derive(Clone, Debug)]
+pub struct Taste {
+    /// Kinds of writes.
+    pub kinds: Vec<Kind>,
+    /// Operations that are reads.
+    pub reads: u64,
+    /// Writes that are PUTs for sure.
+    pub puts: u64,
+    /// Items that expire.
+    pub ttls: u64,
+    /// How long an answer is waited for, in milliseconds.
+    pub patience_ms: u64,
+    /// Operations of a client.
+    pub most: u64,
+}
+
 /// What stays as it is during a run.
 #[derive(Clone, Debug)]
 pub struct Shape {
@@ -97,6 +114,8 @@ pub struct Shape {
     pub keys: u8,
     /// Reads that a client may have outstanding.
     pub reads_max: usize,
+    /// What clients do.
+    pub taste: Taste,
     /// Crashes of replicas may take the last copy.
     pub reckless: bool,
 }
@@ -137,6 +156,8 @@ pub struct Strand {
     pub late_replies: u16,
     /// How late at least; at most twice that. In milliseconds.
     pub late_ms: u64,
+    /// They are late until this moment, and a few milliseconds more, if it comes.
+    pub late_until: Option<Moment>,
     /// Clones to these are lost when its client is heard again.
     pub lost_again: u16,
     /// Its client dies, instead of not being heard with this write.
@@ -377,7 +398,20 @@ fn shape(random: &mut Random) -> Shape {
         chaos_ms: lease * random.between(3, 8),
         keys: random.between(1, 5) as u8,
         reads_max: random.pick(&[1, 2, 8]),
+        taste: taste(random, lease),
         reckless: random.chance(10),
+    }
+}
+
+fn taste(random: &mut Random, lease: u64) -> Taste {
+    let kinds: Vec<Kind> = Kind::ALL.iter().copied().filter(|_| random.chance(700)).collect();
+    Taste {
+        kinds: if kinds.is_empty() { vec![Kind::Put] } else { kinds },
+        reads: random.pick(&[200, 500, 800]),
+        puts: random.pick(&[200, 500]),
+        ttls: random.pick(&[0, 0, 100, 400]),
+        patience_ms: random.pick(&[lease / 4, lease, 4 * lease]),
+        most: random.pick(&[20, 60, 120]),
     }
 }
 
@@ -471,6 +505,7 @@ fn strand(random: &mut Random, shape: &Shape) -> Strand {
         late: some(random),
         late_replies: some(random) & some(random),
         late_ms: random.between(1, 2 * shape.timing.lease),
+        late_until: None,
         lost_again: some(random) & some(random),
         vanish: random.chance(500),
     }
@@ -495,15 +530,7 @@ fn order(random: &mut Random, shape: &Shape, shard: u32) -> Order {
 }
 
 fn clients(random: &mut Random, shape: &Shape) -> Vec<ClientPlan> {
-    use underpass_protocol::wire::Kind;
-
-    // What this seed's clients like to do.
-    let kinds: Vec<Kind> = Kind::ALL.iter().copied().filter(|_| random.chance(700)).collect();
-    let reads = random.pick(&[200, 500, 800]);
-    let (puts, ttls) = (random.pick(&[200, 500]), random.pick(&[0, 0, 100, 400]));
-    let kinds = if kinds.is_empty() { vec![Kind::Put] } else { kinds };
-    let patience = random.pick(&[shape.timing.lease / 4, shape.timing.lease, 4 * shape.timing.lease]);
-    let most = random.pick(&[20, 60, 120]);
+    let &Taste { ref kinds, reads, puts, ttls, patience_ms, most } = &shape.taste;
     let count = (1 + u64::from(shape.shards)).max(random.between(2, 4));
     (0..count)
         .map(|client| {
@@ -517,7 +544,7 @@ fn clients(random: &mut Random, shape: &Shape) -> Vec<ClientPlan> {
                 } else if random.chance(puts) {
                     Ask::Write(Kind::Put)
                 } else {
-                    Ask::Write(random.pick(&kinds))
+                    Ask::Write(random.pick(kinds))
                 };
                 let may_expire = !matches!(ask, Ask::Get | Ask::Write(Kind::Delete));
                 let ttl = may_expire && (random.chance(ttls) || ask == Ask::Write(Kind::Touch));
@@ -526,7 +553,7 @@ fn clients(random: &mut Random, shape: &Shape) -> Vec<ClientPlan> {
                     ask,
                     key: random.below(u64::from(shape.keys)) as u8,
                     ttl_ms: ttl.then(|| if ttls > 0 { random.pick(&[1, 20, 100, 1000]) } else { 3_600_000 }),
-                    patience_ms: patience,
+                    patience_ms,
                     number,
                 });
                 // Bursts and pauses.
@@ -575,12 +602,15 @@ impl fmt::Display for Fault {
                 f,
                 "the coordinator of shard {shard} with replicas {replicas:b} and clients {clients:b} is cut off from all others"
             ),
-            Self::Strand(Strand { shard, lost, late, late_replies, late_ms, lost_again, vanish }) => write!(
-                f,
-                "the next write of shard {shard} is lost to {lost:b}, {late_ms} ms late to {late:b} and from {late_replies:b}, \
+            Self::Strand(Strand { shard, lost, late, late_replies, late_ms, late_until, lost_again, vanish }) => {
+                write!(
+                    f,
+                    "the next write of shard {shard} is lost to {lost:b}, late to {late:b} and from {late_replies:b} ({late_ms} ms{}), \
                  its client {}; then lost to {lost_again:b};",
-                if *vanish { "vanishes" } else { "is not heard" }
-            ),
+                    late_until.map_or_else(String::new, |moment| format!(", or until the next {moment:?}")),
+                    if *vanish { "vanishes" } else { "is not heard" }
+                )
+            }
             Self::Suspend(Target::Host(host)) => write!(f, "{host} is suspended"),
             Self::Suspend(Target::CoordinatorOf(shard)) => write!(f, "the coordinator of shard {shard} is suspended"),
             Self::Pause(host) => write!(f, "{host} stands still"),

@@ -1,7 +1,7 @@
 //! Faults that go together. Each story is made for a rule that single faults, drawn one by one, would hardly ever put to the test:
 //! what it takes comes in the order that it takes, the rest is drawn.
 
-use underpass_protocol::wire::Op;
+use underpass_protocol::wire::{Kind, Op};
 
 use super::{Fault, Moment, Order, Planned, Shape, Strand, Target};
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Seeds of a thousand that have a story.
-const CHANCE: u64 = 250;
+const CHANCE: u64 = 300;
 /// The shard that it is about.
 const SHARD: u32 = 1;
 
@@ -30,11 +30,14 @@ pub fn tell(random: &mut Random, shape: &mut Shape, faults: &mut Vec<Planned>) {
     shape.chaos_ms = shape.chaos_ms.max(6 * shape.timing.lease);
     let begin_ms = shape.timing.lease + random.below(shape.timing.lease);
     let mut story = Story { random, shape, faults, begin_ms };
-    match story.random.below(5) {
+    match story.random.below(8) {
         0 => story.two_coordinators(),
         1 => story.another_life(),
-        2 => story.half_aborted(),
-        3 => story.latecomer(),
+        2 => story.former_life(),
+        3 => story.half_aborted(),
+        4 => story.aborted_above(),
+        5 => story.latecomer(),
+        6 => story.closed(),
         _ => story.two_take_overs(),
     }
 }
@@ -46,44 +49,64 @@ struct Story<'a> {
     begin_ms: u64,
 }
 
+/// One whose clones fare like all others, and whose client is not heard.
+const SILENT: Strand = Strand {
+    shard: SHARD,
+    lost: 0,
+    late: 0,
+    late_replies: 0,
+    late_ms: 0,
+    late_until: None,
+    lost_again: 0,
+    vanish: false,
+};
+
 impl Story<'_> {
     fn add(&mut self, upon: Option<(Moment, u64)>, for_ms: u64, fault: Fault) {
         self.faults.push(Planned { at_ms: self.begin_ms, upon, for_ms, fault });
     }
 
+    /// After a moment: between these many microseconds.
+    fn after(&mut self, moment: Moment, from_us: u64, to_us: u64) -> Option<(Moment, u64)> {
+        Some((moment, self.random.between(from_us, to_us)))
+    }
+
     /// A replica that is wanted.
     fn replica(&mut self) -> u8 {
-        let wanted: Vec<_> = (0..self.shape.replicas.len()).filter(|&i| self.is_wanted(i)).map(|i| i as u8).collect();
+        let is_wanted = |&i: &usize| self.shape.replicas[i].shard == SHARD && self.shape.replicas[i].wanted;
+        let wanted: Vec<_> = (0..self.shape.replicas.len()).filter(is_wanted).map(|i| i as u8).collect();
         self.random.pick(&wanted)
     }
 
-    fn is_wanted(&self, i: usize) -> bool {
-        self.shape.replicas[i].shard == SHARD && self.shape.replicas[i].wanted
+    /// Part of a lease, or several: from and to are percentages.
+    fn leases(&mut self, from: u64, to: u64) -> u64 {
+        let lease = self.shape.timing.lease;
+        self.random.between(lease * from / 100, lease * to / 100)
     }
 
     /// Holes 10, 20 and 21: the coordinator goes on, or wakes up, with some replicas that its successor does not reach.
     fn two_coordinators(&mut self) {
-        let lease = self.shape.timing.lease;
         let one = self.replica();
         let alone = 1 << one;
         // When they part, and who stays with the coordinator.
         let (upon, replicas) = match self.random.below(4) {
             0 => {
-                self.add(None, lease, Fault::Order(SHARD, Order::Remove(one)));
+                self.add(None, 0, Fault::Order(SHARD, Order::Remove(one)));
                 (Some(Moment::Removal), alone)
             }
             1 => {
                 self.add(None, 2, Fault::Crash { host: Host::Replica(one), machine: false });
                 (Some(Moment::Promotion), !alone)
             }
-            _ => (None, if self.random.chance(500) { alone } else { self.random.number() as u16 }),
+            2 => (None, alone),
+            _ => (None, self.random.number() as u16),
         };
         let upon = upon.map(|moment| (moment, 0));
         let clients = self.random.number() as u8;
-        let for_ms = self.random.between(lease, 3 * lease);
+        let for_ms = self.leases(100, 300);
         self.add(upon, for_ms, Fault::Split { shard: SHARD, replicas, clients });
         self.add(upon, 0, Fault::RoleLost(SHARD));
-        let asleep_ms = self.random.between(lease / 2, for_ms);
+        let asleep_ms = self.leases(50, 200).min(for_ms);
         match self.random.below(4) {
             0 | 1 => self.add(upon, asleep_ms, Fault::Suspend(Target::CoordinatorOf(SHARD))),
             2 => self.add(upon, asleep_ms, Fault::Suspend(Target::Host(Host::Replica(one)))),
@@ -91,103 +114,144 @@ impl Story<'_> {
         }
     }
 
-    /// Hole 15: a write that a replica has acknowledged, or is yet to get, is pending while another life takes that one's place.
+    /// Hole 15: a write that a replica has acknowledged, or is yet to acknowledge, is pending while another life takes its place.
     fn another_life(&mut self) {
-        let lease = self.shape.timing.lease;
         let one = self.replica();
         let alone = 1 << one;
-        let late = self.random.chance(500);
         let strand = Strand {
-            shard: SHARD,
-            lost: if self.random.chance(800) { !alone } else { 0 },
-            late: if late { alone } else { 0 },
-            late_replies: if late { 0 } else { self.random.pick(&[0, alone]) },
-            late_ms: self.random.between(20, lease),
-            lost_again: self.random.pick(&[alone, alone, 0]),
-            vanish: self.random.chance(200),
+            lost: !alone,
+            late_replies: self.random.pick(&[0, alone]),
+            late_ms: self.leases(5, 100),
+            late_until: self.random.pick(&[None, Some(Moment::Learner), Some(Moment::Promotion)]),
+            lost_again: alone,
+            ..SILENT
         };
-        self.shape.timing.stuck = 3 * lease;
-        let for_ms = self.random.between(lease / 2, 2 * lease);
+        self.shape.timing.stuck = 3 * self.shape.timing.lease;
+        let for_ms = self.leases(50, 200);
         self.add(None, for_ms, Fault::Strand(strand));
-        let after_us = self.random.between(500, 20_000);
-        let crash = Fault::Crash { host: Host::Replica(one), machine: false };
-        self.add(Some((Moment::Stranded, after_us)), 1, crash);
+        let upon = self.after(Moment::Stranded, 500, 20_000);
+        self.add(upon, 1, Fault::Crash { host: Host::Replica(one), machine: false });
+    }
+
+    /// A write that a replica is yet to get is resolved without it, and comes when another life has taken its place.
+    fn former_life(&mut self) {
+        let alone = 1 << self.replica();
+        let vanish = self.random.chance(500);
+        let strand = Strand {
+            lost: if vanish { !alone } else { 0 },
+            late: alone,
+            late_until: Some(Moment::Learner),
+            vanish,
+            ..SILENT
+        };
+        self.shape.timing.stuck = self.shape.timing.lease / 4;
+        self.shape.keys = self.random.between(1, 2) as u8;
+        self.shape.taste.kinds = vec![Kind::Delete, Kind::Put];
+        let for_ms = self.leases(5, 20);
+        self.add(None, for_ms, Fault::Strand(strand));
+        let (upon, for_ms) = (self.after(Moment::Stranded, 0, 500), self.leases(100, 200));
+        self.add(upon, for_ms, Fault::Crash { host: Host::Replica(alone.trailing_zeros() as u8), machine: false });
     }
 
     /// Hole 14: some members record an abort, others do not hear of it; copies are late; then the epoch changes.
     fn half_aborted(&mut self) {
-        let lease = self.shape.timing.lease;
-        self.shape.timing.stuck = lease / 4;
-        self.shape.keys = self.random.between(1, 2) as u8;
-        let for_ms = self.random.between(lease / 2, 2 * lease);
-        for _ in 0..self.random.between(1, 2) {
-            let all = self.random.chance(600);
-            let strand = Strand {
-                shard: SHARD,
-                lost: if all { u16::MAX } else { self.random.number() as u16 },
-                late: self.random.pick(&[0, u16::MAX, self.random.clone().number() as u16]),
-                late_replies: 0,
-                late_ms: self.random.between(lease / 4, 2 * lease),
-                lost_again: 0,
-                vanish: self.random.chance(400),
-            };
-            self.add(None, for_ms, Fault::Strand(strand));
-        }
-        let filtered = if self.random.chance(700) {
-            1 << Op::Abort.to_wire()
-        } else {
-            1 << Op::Pull.to_wire() | 1 << Op::Fetched.to_wire()
+        self.shape.timing.stuck = self.shape.timing.lease / 4;
+        let some = self.random.number() as u16;
+        let strand = Strand {
+            lost: self.random.pick(&[u16::MAX, 0, some]),
+            late: u16::MAX,
+            late_ms: self.leases(30, 100),
+            vanish: self.random.chance(500),
+            ..SILENT
         };
-        let to = Host::Replica(self.replica());
-        let filter = Filter { to, ops: filtered, loss: self.random.pick(&[500, 1000]), late_ms: 0 };
-        let filter_ms = self.random.between(lease / 2, 3 * lease);
-        self.add(None, filter_ms, Fault::Filter(filter));
-        let after_us = self.random.between(0, 30_000);
+        let for_ms = self.leases(50, 200);
+        self.add(None, for_ms, Fault::Strand(strand));
+        let filter = Filter {
+            to: Host::Replica(self.replica()),
+            ops: 1 << Op::Abort.to_wire(),
+            loss: self.random.pick(&[500, 1000]),
+            late_ms: 0,
+        };
+        let for_ms = self.leases(50, 200);
+        self.add(None, for_ms, Fault::Filter(filter));
+        let host = Host::Replica(self.replica());
         let change = match self.random.below(5) {
-            0 | 1 => Fault::Crash { host: Host::Replica(self.replica()), machine: false },
+            0 | 1 => Fault::Crash { host, machine: false },
             2 => Fault::RoleLost(SHARD),
             3 => Fault::Order(SHARD, Order::Remove(self.replica())),
             _ => return,
         };
-        self.add(Some((Moment::Abort, after_us)), 1, change);
+        let upon = self.after(Moment::Abort, 0, 30_000);
+        self.add(upon, 1, change);
+    }
+
+    /// Hole 14: of two writes of a key that are pending, the upper one is aborted; the lower one is at some members, and is slow to
+    /// come to the others, perhaps so slow that it is stable by then.
+    fn aborted_above(&mut self) {
+        let alone = 1 << self.replica();
+        self.shape.timing.stuck = self.shape.timing.lease / 4;
+        self.shape.keys = 1;
+        let taste = &mut self.shape.taste;
+        (taste.puts, taste.reads, taste.most) = (500, 500, 120);
+        taste.kinds = self.random.pick(&[&[Kind::Put][..], &[Kind::Delete]]).to_vec();
+        let for_ms = self.leases(20, 200);
+        self.add(None, for_ms, Fault::Strand(Strand { lost: !alone, ..SILENT }));
+        let vanish = self.random.chance(500);
+        if self.random.chance(700) {
+            self.add(None, for_ms, Fault::Strand(Strand { lost: u16::MAX, vanish, ..SILENT }));
+        }
+        let (loss, late_ms) = self.random.pick(&[(900, 0), (0, self.shape.timing.lease)]);
+        for i in (0..self.shape.replicas.len() as u8).filter(|i| alone >> i & 1 == 0) {
+            let ops = 1 << Op::Fetched.to_wire();
+            let filter = Filter { to: Host::Replica(i), ops, loss, late_ms };
+            self.add(None, 2 * for_ms, Fault::Filter(filter));
+        }
     }
 
     /// Hole 24: a member lacks a write, and confirms a take-over when the others have been waited for.
     fn latecomer(&mut self) {
-        let reach = self.shape.timing.reach;
         let one = self.replica();
-        let strand = Strand {
-            shard: SHARD,
-            lost: 1 << one,
-            late: 0,
-            late_replies: 0,
-            late_ms: 0,
-            lost_again: 0,
-            vanish: self.random.chance(200),
-        };
-        let for_ms = 2 * self.shape.timing.lease;
-        self.add(None, for_ms, Fault::Strand(strand));
-        let after_us = self.random.between(2_000, 10_000);
-        self.add(Some((Moment::Stranded, after_us)), 0, Fault::RoleLost(SHARD));
-        let late_ms = reach + self.random.below(20);
+        let (for_ms, vanish) = (self.leases(100, 300), self.random.chance(200));
+        self.add(None, for_ms, Fault::Strand(Strand { lost: 1 << one, vanish, ..SILENT }));
+        let upon = self.after(Moment::Stranded, 2_000, 10_000);
+        self.add(upon, 0, Fault::RoleLost(SHARD));
+        let late_ms = self.shape.timing.reach + self.random.below(20);
         self.add(Some((Moment::Claim, 0)), late_ms, Fault::Isolate { host: Host::Replica(one), both: true });
+    }
+
+    /// Hole 23: writes that were refused are given up, and their copies come late, when the coordinator has begun anew.
+    fn closed(&mut self) {
+        let lease = self.shape.timing.lease;
+        self.shape.keys = 1;
+        let taste = &mut self.shape.taste;
+        (taste.puts, taste.reads, taste.patience_ms, taste.most) = (100, 300, lease / 4, 120);
+        let for_ms = self.leases(50, 200);
+        for c in 0..self.shape.coordinators.len() as u8 {
+            let ops = 1 << Op::Write.to_wire();
+            let filter = Filter { to: Host::Coordinator(c), ops, loss: 0, late_ms: lease };
+            self.add(None, for_ms, Fault::Filter(filter));
+        }
+        // So that there is something to meet.
+        self.add(None, for_ms, Fault::Strand(Strand { lost: u16::MAX, ..SILENT }));
+        for c in 0..self.shape.coordinators.len() as u8 {
+            let upon = self.after(Moment::Stranded, lease * 300, lease * 1500);
+            self.add(upon, 1, Fault::Restart(c));
+        }
     }
 
     /// Sessions live through two take-overs, the second soon after the first or in the middle of it.
     fn two_take_overs(&mut self) {
-        let lease = self.shape.timing.lease;
         let strand = super::strand(self.random, self.shape);
-        let for_ms = self.random.between(lease / 4, lease);
+        let for_ms = self.leases(25, 100);
         self.add(None, for_ms, Fault::Strand(Strand { shard: SHARD, ..strand }));
-        let after_us = self.random.between(1_000, 30_000);
-        self.add(Some((Moment::Stranded, after_us)), 0, Fault::RoleLost(SHARD));
+        let upon = self.after(Moment::Stranded, 1_000, 30_000);
+        self.add(upon, 0, Fault::RoleLost(SHARD));
         let moment = self.random.pick(&[Moment::Claim, Moment::Serve]);
-        let after_us = self.random.between(0, lease * 1000 / 2);
-        self.add(Some((moment, after_us)), 0, Fault::RoleLost(SHARD));
+        let upon = self.after(moment, 0, self.shape.timing.lease * 500);
+        self.add(upon, 0, Fault::RoleLost(SHARD));
         if self.random.chance(500) {
-            let host = Host::Replica(self.replica());
-            let after_us = self.random.between(0, 20_000);
-            self.add(Some((moment, after_us)), 1, Fault::Crash { host, machine: false });
+            let (upon, host) = (self.after(moment, 0, 20_000), Host::Replica(self.replica()));
+            self.add(upon, 1, Fault::Crash { host, machine: false });
         }
     }
 }

@@ -15,6 +15,8 @@ use crate::{
 /// How often an operator tries again what was refused or not answered.
 const ORDER_TRIES: u32 = 8;
 const ORDER_RETRY_MS: u64 = 150;
+/// How much later than its moment a datagram arrives at most.
+const HELD_MS: u64 = 10;
 
 /// An operator's word that is not done yet.
 pub struct PendingOrder {
@@ -31,6 +33,8 @@ pub struct Stranded {
     write: Option<(SessionId, u64)>,
     /// The client is heard again.
     again: bool,
+    /// Datagrams that wait for their moment.
+    held: Vec<(Host, Host, Vec<u8>)>,
 }
 
 impl World<'_> {
@@ -54,6 +58,16 @@ impl World<'_> {
         // All that wait are about the first shard.
         if shard != 1 {
             return Ok(());
+        }
+        for (from, to, bytes) in self
+            .stranded
+            .iter_mut()
+            .filter(|other| other.strand.late_until == Some(moment))
+            .flat_map(|other| std::mem::take(&mut other.held))
+            .collect::<Vec<_>>()
+        {
+            let at = self.now + self.random.below(HELD_MS * MS);
+            self.at(at, Event::Datagram { to, from: from.endpoint(), bytes, routed: None });
         }
         for i in std::mem::take(&mut self.armed) {
             match self.plan.faults[i].upon {
@@ -87,7 +101,9 @@ impl World<'_> {
                 self.split(&side, true);
                 self.splits.insert(i, side);
             }
-            Fault::Strand(strand) => self.stranded.push(Stranded { strand, fault: i, write: None, again: false }),
+            Fault::Strand(strand) => {
+                self.stranded.push(Stranded { strand, fault: i, write: None, again: false, held: Vec::new() })
+            }
             Fault::Suspend(target) => {
                 let host = match target {
                     Target::Host(host) => Some(host),
@@ -281,18 +297,23 @@ impl World<'_> {
         }
         let header = Packet::parse(bytes).ok()?.header;
         let write = Some((header.session, header.request));
-        let Some(Stranded { strand, again, .. }) = self.stranded.iter().find(|other| other.write == write) else {
+        let Some(Stranded { strand, again, held, .. }) = self.stranded.iter_mut().find(|other| other.write == write)
+        else {
             return Some(0);
         };
         let has = |set: u16, replica: u8| set >> replica & 1 != 0;
         let late = match (header.op, from, to) {
-            (Op::Write, Host::Client(_), _) if !again => return None,
-            (Op::Write, _, Host::Replica(i)) if !again && has(strand.lost, i) => return None,
+            (Op::Write, Host::Client(_), _) if !*again => return None,
+            (Op::Write, _, Host::Replica(i)) if !*again && has(strand.lost, i) => return None,
             (Op::Write, _, Host::Replica(i)) if *again && has(strand.lost_again, i) => return None,
-            (Op::Write, _, Host::Replica(i)) => !again && has(strand.late, i),
+            (Op::Write, _, Host::Replica(i)) => !*again && has(strand.late, i),
             (Op::WReply, Host::Replica(i), _) => has(strand.late_replies, i),
             _ => false,
         };
+        if late && strand.late_until.is_some() {
+            held.push((from, to, bytes.to_vec()));
+            return None;
+        }
         let late_ns = strand.late_ms * MS;
         Some(if late { late_ns + self.random.below(late_ns + 1) } else { 0 })
     }
