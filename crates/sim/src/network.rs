@@ -46,6 +46,8 @@ pub struct Filter {
     pub loss: u64,
     /// Longest additional delay, in milliseconds.
     pub late_ms: u64,
+    /// That is of an additional copy.
+    pub copies: bool,
 }
 
 /// All links.
@@ -84,19 +86,24 @@ impl Network {
         self.sent[link] += 1;
         let mut random = Random::new(self.seed, mix(link as u64, u64::from(self.sent[link])));
         let weather = self.storms.iter().fold(self.always, |all, storm| all.with(*storm));
-        let copies = 1 + u64::from(random.chance(weather.duplicate));
+        let mut copies = 1 + u64::from(random.chance(weather.duplicate));
         let mut cut = self.cuts[link] > 0;
-        let mut late = 0;
+        let (mut late, mut late_copy) = (0, None);
         for filter in self.filters.iter().filter(|filter| filter.to == to && filter.ops >> op & 1 != 0) {
             cut |= random.chance(filter.loss);
-            late += random.below(filter.late_ms * MS + 1);
+            let more = random.below(filter.late_ms * MS + 1);
+            if filter.copies {
+                (copies, late_copy) = (copies + 1, Some(more));
+            } else {
+                late += more;
+            }
         }
-        (0..copies).filter_map(move |_| {
+        (0..copies).filter_map(move |copy| {
             let lost = random.chance(weather.loss);
             let slow = random.chance(weather.slow);
             let most = if slow { weather.slow_ms * MS } else { weather.delay_us * 1000 };
             let delay = 1_000 + random.below(most.max(1));
-            (!cut && !lost).then_some(now + delay + late)
+            (!cut && !lost).then_some(now + delay + if copy > 0 { late_copy.unwrap_or(late) } else { late })
         })
     }
 

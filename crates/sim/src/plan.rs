@@ -467,6 +467,7 @@ fn faults(random: &mut Random, shape: &Shape) -> Vec<Planned> {
                     ops: 1 << random.pick(Op::ALL).to_wire() | 1 << random.pick(Op::ALL).to_wire(),
                     loss: random.pick(&[0, 300, 900]),
                     late_ms: random.pick(&[0, 10, lease]),
+                    copies: random.chance(300),
                 }),
                 15 => Fault::Split {
                     shard: 1 + random.below(u64::from(shape.shards)) as u32,
@@ -592,11 +593,12 @@ impl fmt::Display for Fault {
                 "of a thousand datagrams, {loss} are lost, {duplicate} doubled, {slow} up to {slow_ms} ms late, others up to \
                  {delay_us} us,"
             ),
-            Self::Filter(Filter { to, ops, loss, late_ms }) => {
+            Self::Filter(Filter { to, ops, loss, late_ms, copies }) => {
                 let ops: Vec<_> =
                     Op::ALL.iter().filter(|op| ops >> op.to_wire() & 1 != 0).map(ToString::to_string).collect();
                 let ops = ops.join(" ");
-                write!(f, "of a thousand {ops} to {to}, {loss} are lost, others up to {late_ms} ms later,")
+                let late = if *copies { "come again" } else { "are" };
+                write!(f, "of a thousand {ops} to {to}, {loss} are lost, others {late} up to {late_ms} ms later,")
             }
             Self::Split { shard, replicas, clients } => write!(
                 f,

@@ -153,10 +153,25 @@ impl Story<'_> {
         self.add(upon, for_ms, Fault::Crash { host: Host::Replica(alone.trailing_zeros() as u8), machine: false });
     }
 
+    /// A write that one replica alone has, and that others are slow to pull: what is ordered later is not stable.
+    fn unresolved(&mut self, for_ms: u64) {
+        let alone = 1 << self.replica();
+        self.add(None, for_ms, Fault::Strand(Strand { lost: !alone, ..SILENT }));
+        let (loss, late_ms) = self.random.pick(&[(900, 0), (0, self.shape.timing.lease)]);
+        for i in (0..self.shape.replicas.len() as u8).filter(|i| alone >> i & 1 == 0) {
+            let ops = 1 << Op::Fetched.to_wire();
+            let filter = Filter { to: Host::Replica(i), ops, loss, late_ms, copies: false };
+            self.add(None, 2 * for_ms, Fault::Filter(filter));
+        }
+    }
+
     /// Hole 14: some members record an abort, others do not hear of it; copies are late; then the epoch changes.
     fn half_aborted(&mut self) {
         self.shape.timing.stuck = self.shape.timing.lease / 4;
-        let some = self.random.number() as u16;
+        let (some, for_ms) = (self.random.number() as u16, self.leases(50, 200));
+        if self.random.chance(600) {
+            self.unresolved(for_ms);
+        }
         let strand = Strand {
             lost: self.random.pick(&[u16::MAX, 0, some]),
             late: u16::MAX,
@@ -164,13 +179,13 @@ impl Story<'_> {
             vanish: self.random.chance(500),
             ..SILENT
         };
-        let for_ms = self.leases(50, 200);
         self.add(None, for_ms, Fault::Strand(strand));
         let filter = Filter {
             to: Host::Replica(self.replica()),
             ops: 1 << Op::Abort.to_wire(),
             loss: self.random.pick(&[500, 1000]),
             late_ms: 0,
+            copies: false,
         };
         let for_ms = self.leases(50, 200);
         self.add(None, for_ms, Fault::Filter(filter));
@@ -188,23 +203,16 @@ impl Story<'_> {
     /// Hole 14: of two writes of a key that are pending, the upper one is aborted; the lower one is at some members, and is slow to
     /// come to the others, perhaps so slow that it is stable by then.
     fn aborted_above(&mut self) {
-        let alone = 1 << self.replica();
         self.shape.timing.stuck = self.shape.timing.lease / 4;
         self.shape.keys = 1;
         let taste = &mut self.shape.taste;
         (taste.puts, taste.reads, taste.most) = (500, 500, 120);
         taste.kinds = self.random.pick(&[&[Kind::Put][..], &[Kind::Delete]]).to_vec();
         let for_ms = self.leases(20, 200);
-        self.add(None, for_ms, Fault::Strand(Strand { lost: !alone, ..SILENT }));
+        self.unresolved(for_ms);
         let vanish = self.random.chance(500);
         if self.random.chance(700) {
             self.add(None, for_ms, Fault::Strand(Strand { lost: u16::MAX, vanish, ..SILENT }));
-        }
-        let (loss, late_ms) = self.random.pick(&[(900, 0), (0, self.shape.timing.lease)]);
-        for i in (0..self.shape.replicas.len() as u8).filter(|i| alone >> i & 1 == 0) {
-            let ops = 1 << Op::Fetched.to_wire();
-            let filter = Filter { to: Host::Replica(i), ops, loss, late_ms };
-            self.add(None, 2 * for_ms, Fault::Filter(filter));
         }
     }
 
@@ -217,25 +225,30 @@ impl Story<'_> {
         self.add(upon, 0, Fault::RoleLost(SHARD));
         let late_ms = self.shape.timing.reach + self.random.below(20);
         self.add(Some((Moment::Claim, 0)), late_ms, Fault::Isolate { host: Host::Replica(one), both: true });
+        // The others take a while to agree.
+        for c in 0..self.shape.coordinators.len() as u8 {
+            let ops = 1 << Op::Collected.to_wire();
+            let filter = Filter { to: Host::Coordinator(c), ops, loss: 800, late_ms: 0, copies: false };
+            self.add(None, for_ms, Fault::Filter(filter));
+        }
     }
 
-    /// Hole 23: writes that were refused are given up, and their copies come late, when the coordinator has begun anew.
+    /// Hole 23: writes that were refused are given up, and copies of them come when the coordinator has begun anew.
     fn closed(&mut self) {
         let lease = self.shape.timing.lease;
         self.shape.keys = 1;
         let taste = &mut self.shape.taste;
-        (taste.puts, taste.reads, taste.patience_ms, taste.most) = (100, 300, lease / 4, 120);
-        let for_ms = self.leases(50, 200);
+        (taste.puts, taste.reads, taste.ttls) = (100, 300, 0);
+        (taste.patience_ms, taste.most) = (lease / 4, 120);
+        // What the others are refused for.
+        let (for_ms, lost) = (self.leases(50, 150), self.random.number() as u16);
+        self.add(None, for_ms, Fault::Strand(Strand { lost, ..SILENT }));
         for c in 0..self.shape.coordinators.len() as u8 {
             let ops = 1 << Op::Write.to_wire();
-            let filter = Filter { to: Host::Coordinator(c), ops, loss: 0, late_ms: lease };
+            let filter = Filter { to: Host::Coordinator(c), ops, loss: 0, late_ms: 4 * lease, copies: true };
             self.add(None, for_ms, Fault::Filter(filter));
-        }
-        // So that there is something to meet.
-        self.add(None, for_ms, Fault::Strand(Strand { lost: u16::MAX, ..SILENT }));
-        for c in 0..self.shape.coordinators.len() as u8 {
             let upon = self.after(Moment::Stranded, lease * 300, lease * 1500);
-            self.add(upon, 1, Fault::Restart(c));
+            self.add(upon, 1, Fault::Crash { host: Host::Coordinator(c), machine: true });
         }
     }
 
