@@ -64,8 +64,8 @@ use self::{
 use crate::{
     control::{ClusterKey, Copying},
     wire::{
-        DATAGRAM_MAX, Endpoint, HEADER_LEN, Header, KEY_MAX, Kind, Op, Operand, PAYLOAD_MAX, Packet, Reason, Status,
-        WireError,
+        DATAGRAM_MAX, Endpoint, HEADER_LEN, Header, KEY_MAX, Kind, Op, Operand, PAYLOAD_MAX, Packet, Reason, SessionId,
+        Status, WireError,
     },
 };
 
@@ -114,6 +114,8 @@ pub struct Published {
     pub no_freeze: bool,
     /// Hole 14: a copy of an aborted write is acknowledged as processed.
     pub abort_is_processed: bool,
+    /// Hole 25: a learner acknowledges a write of which it has copied the record, and not yet the version.
+    pub record_is_enough: bool,
     /// A learner drops tombstones when they are stable, so that a chain copied late brings an item back.
     pub learner_drops_tombstones: bool,
     /// A pulled version is stored even if `stable` says that a newer one has replaced it.
@@ -631,7 +633,10 @@ impl Replica {
         let Some(mut slot) = role.sessions.lock(header.session.index()) else {
             return Verdict::Dropped(Drop::Session);
         };
-        let count = match self.compare(&slot.record, &header) {
+        let order = self.compare(role, &slot.record, header.session, header.request);
+        #[cfg(feature = "published")]
+        let order = if self.forgets(&slot.record, &header) { Ordering::Greater } else { order };
+        let count = match order {
             Ordering::Less => return Verdict::Dropped(Drop::Old),
             Ordering::Equal => Count::WriteAgain,
             Ordering::Greater => {
@@ -712,16 +717,32 @@ impl Replica {
         }
     }
 
-    fn compare(&self, record: &SessionRecord, header: &Header) -> Ordering {
-        #[cfg(feature = "published")]
-        if self.published.forget_sessions {
-            return Ordering::Greater;
+    /// How a write compares with what was processed.
+    fn compare(&self, role: &Role, record: &SessionRecord, session: SessionId, request: u64) -> Ordering {
+        match record.compare(session, request) {
+            Ordering::Equal if self.lacks_version(role, record) => Ordering::Greater,
+            order => order,
         }
+    }
+
+    /// Whether a learner has copied this record before the version that goes with it: nothing is processed by that (hole 25).
+    /// What is above `stable` is never dropped.
+    fn lacks_version(&self, role: &Role, record: &SessionRecord) -> bool {
         #[cfg(feature = "published")]
-        if self.published.no_freeze && record.is_aborted() && record.seq == header.seq {
-            return Ordering::Greater;
+        if self.published.record_is_enough {
+            return false;
         }
-        record.compare(header.session, header.request)
+        role.learner
+            && !role.copied.load(Relaxed)
+            && !record.is_aborted()
+            && record.seq > self.stable()
+            && self.store.key_of(record.seq).is_none()
+    }
+
+    #[cfg(feature = "published")]
+    fn forgets(&self, record: &SessionRecord, header: &Header) -> bool {
+        let aborted = record.is_aborted() && record.seq == header.seq;
+        self.published.forget_sessions || self.published.no_freeze && aborted
     }
 
     /// This life of the replica.

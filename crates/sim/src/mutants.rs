@@ -57,6 +57,7 @@ mutants! {
     Replica forget_sessions: "hole 7";
     Replica ignore_loser: "hole 13";
     Replica copy_no_records: "hole 16";
+    Replica record_is_enough: "hole 25";
     Replica accept_old_tenure: "hole 10";
     Replica ignore_lease: "a replica's lease, of a coordinator that was suspended";
     Replica no_freeze: "hole 14";

@@ -148,6 +148,8 @@ pub enum Target {
 pub struct Strand {
     /// The shard.
     pub shard: u32,
+    /// The next of this kind, if one is named.
+    pub kind: Option<Kind>,
     /// Its first clones to these are lost.
     pub lost: u16,
     /// Those to these are late.
@@ -502,6 +504,7 @@ fn strand(random: &mut Random, shape: &Shape) -> Strand {
     };
     Strand {
         shard: 1 + random.below(u64::from(shape.shards)) as u32,
+        kind: None,
         lost: some(random),
         late: some(random),
         late_replies: some(random) & some(random),
@@ -604,11 +607,12 @@ impl fmt::Display for Fault {
                 f,
                 "the coordinator of shard {shard} with replicas {replicas:b} and clients {clients:b} is cut off from all others"
             ),
-            Self::Strand(Strand { shard, lost, late, late_replies, late_ms, late_until, lost_again, vanish }) => {
+            Self::Strand(Strand { shard, kind, lost, late, late_replies, late_ms, late_until, lost_again, vanish }) => {
                 write!(
                     f,
-                    "the next write of shard {shard} is lost to {lost:b}, late to {late:b} and from {late_replies:b} ({late_ms} ms{}), \
+                    "the next {} of shard {shard} is lost to {lost:b}, late to {late:b} and from {late_replies:b} ({late_ms} ms{}), \
                  its client {}; then lost to {lost_again:b};",
+                    kind.map_or_else(|| "write".to_owned(), |kind| kind.to_string()),
                     late_until.map_or_else(String::new, |moment| format!(", or until the next {moment:?}")),
                     if *vanish { "vanishes" } else { "is not heard" }
                 )

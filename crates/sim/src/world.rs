@@ -450,10 +450,13 @@ impl<'a> World<'a> {
         record.epoch == 0 || record.members.iter().any(|member| member.active && alive(member.id, member.incarnation))
     }
 
-    /// Notes when a shard has lost its last copy.
+    /// Notes when a shard has lost its last copy; a learner may turn out to have had another, if its coordinator lives.
     fn note_losses(&mut self) {
         for shard in self.shard_count() {
             let lost = !self.survives(self.authority.record(shard).0, None);
+            if !lost && self.watch(shard).lost_at.take().is_some() {
+                self.say(Host::Authority, || format!("a learner has what shard {shard} held"));
+            }
             if lost && self.watch(shard).lost_at.is_none() {
                 self.watch(shard).lost_at = Some(self.now);
                 self.counts.shards_lost += 1;

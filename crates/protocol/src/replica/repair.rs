@@ -113,11 +113,11 @@ impl Replica {
             let role = guard.as_ref().expect("obeyed by a role");
             let slot = (session.generation() != 0).then(|| role.sessions.lock(session.index())).flatten();
             let Some(mut slot) = slot else { break 'refused Reason::Session };
-            if slot.record.compare(session, request) == Ordering::Greater {
+            if self.compare(role, &slot.record, session, request) == Ordering::Greater {
                 unprocessed(&mut slot);
             }
             let record = slot.record;
-            let (fate, key) = match record.compare(session, request) {
+            let (fate, key) = match self.compare(role, &record, session, request) {
                 Ordering::Greater => (Fate::Frozen, None),
                 Ordering::Less => (Fate::Gone, None),
                 Ordering::Equal if record.is_aborted() => (Fate::Aborted, None),

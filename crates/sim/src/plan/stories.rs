@@ -30,7 +30,7 @@ pub fn tell(random: &mut Random, shape: &mut Shape, faults: &mut Vec<Planned>) {
     shape.chaos_ms = shape.chaos_ms.max(6 * shape.timing.lease);
     let begin_ms = shape.timing.lease + random.below(shape.timing.lease);
     let mut story = Story { random, shape, faults, begin_ms };
-    match story.random.below(8) {
+    match story.random.below(9) {
         0 => story.two_coordinators(),
         1 => story.another_life(),
         2 => story.former_life(),
@@ -38,6 +38,7 @@ pub fn tell(random: &mut Random, shape: &mut Shape, faults: &mut Vec<Planned>) {
         4 => story.aborted_above(),
         5 => story.latecomer(),
         6 => story.closed(),
+        7 => story.beside_a_copy(),
         _ => story.two_take_overs(),
     }
 }
@@ -52,6 +53,7 @@ struct Story<'a> {
 /// One whose clones fare like all others, and whose client is not heard.
 const SILENT: Strand = Strand {
     shard: SHARD,
+    kind: None,
     lost: 0,
     late: 0,
     late_replies: 0,
@@ -231,6 +233,23 @@ impl Story<'_> {
             let filter = Filter { to: Host::Coordinator(c), ops, loss: 800, late_ms: 0, copies: false };
             self.add(None, for_ms, Fault::Filter(filter));
         }
+    }
+
+    /// Hole 25: a learner is slow to copy, and slow to hear of a DELETE.
+    fn beside_a_copy(&mut self) {
+        let one = self.replica();
+        self.shape.keys = self.random.between(1, 3) as u8;
+        let taste = &mut self.shape.taste;
+        (taste.kinds, taste.puts, taste.reads) = (vec![Kind::Delete], 500, 300);
+        self.add(None, 1, Fault::Crash { host: Host::Replica(one), machine: false });
+        let (upon, for_ms) = (self.after(Moment::Learner, 0, 50_000), self.leases(5, 40));
+        let kind = Some(Kind::Delete);
+        self.add(upon, for_ms, Fault::Strand(Strand { kind, lost: 1 << one, ..SILENT }));
+        let ops = 1 << Op::Fetched.to_wire();
+        let loss = self.random.between(500, 900);
+        let filter = Filter { to: Host::Replica(one), ops, loss, late_ms: 0, copies: false };
+        let for_ms = self.leases(50, 200);
+        self.add(None, for_ms, Fault::Filter(filter));
     }
 
     /// Hole 23: writes that were refused are given up, and copies of them come when the coordinator has begun anew.

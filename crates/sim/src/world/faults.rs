@@ -279,7 +279,11 @@ impl World<'_> {
 
     /// A write is ordered: it may be the one that a fault is meant for.
     pub(super) fn bind_strand(&mut self, header: &Header, client: Endpoint) -> Step {
-        let free = self.stranded.iter_mut().find(|other| other.write.is_none() && other.strand.shard == header.shard);
+        let meant = |other: &Stranded| {
+            let Strand { shard, kind, .. } = other.strand;
+            other.write.is_none() && shard == header.shard && kind.is_none_or(|kind| kind.to_wire() == header.kind)
+        };
+        let free = self.stranded.iter_mut().find(|other| meant(other));
         let Some(stranded) = free else { return Ok(()) };
         stranded.write = Some((header.session, header.request));
         let (fault, vanish) = (stranded.fault, stranded.strand.vanish);

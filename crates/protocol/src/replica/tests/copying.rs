@@ -6,7 +6,10 @@ use std::{
 };
 
 use super::*;
-use crate::transfer::{Fetch, Fetched};
+use crate::{
+    control::{Answer, Fate},
+    transfer::{Fetch, Fetched},
+};
 
 const DONOR: Endpoint = Endpoint { addr: Ipv4Addr::new(10, 0, 0, 2), port: 5550 };
 const LEARNER: Endpoint = Endpoint { addr: Ipv4Addr::new(10, 0, 0, 3), port: 5550 };
@@ -278,6 +281,40 @@ proptest! {
         }
         pair.finish();
     }
+}
+
+/// A learner that has copied the record of a DELETE, and has the item, is sent the DELETE itself.
+fn delete_after_its_record(pair: &mut Pair) -> Write {
+    let write = pair.order(put("k", "v", 1));
+    pair.to(0, COORDINATOR, &write.bytes());
+    pair.to(1, COORDINATOR, &write.bytes());
+    pair.resolve();
+    let delete = pair.order(Write { index: 2, ..Write::new(Kind::Delete, "k", "", 0) });
+    pair.to(0, COORDINATOR, &delete.bytes());
+    pair.copying = Some(DONOR);
+    pair.heartbeats();
+    // The session records: asked for first, and told.
+    pair.deliver(0, false);
+    pair.deliver(0, false);
+    assert_eq!(pair.learner.dump().sessions.last().map(|(_, record)| record.seq), Some(delete.seq));
+    delete
+}
+
+#[test]
+fn a_record_that_is_copied_before_its_version_is_no_acknowledgement() {
+    let mut pair = Pair::new();
+    let delete = delete_after_its_record(&mut pair);
+    let session = SessionId::new(delete.generation, delete.index);
+    let write =
+        Header { shard: 1, epoch: EPOCH, session, request: delete.request, seq: delete.seq, ..Header::new(Op::Query) };
+    let answers = at(&pair.learner, NOW_MS, COORDINATOR, &write.datagram(&[], &[]));
+    let answer = control::parse::<Answer>(&Packet::parse(sent(&answers)[0].1).expect("a packet")).expect("an answer");
+    assert_eq!(answer.fate, Fate::Frozen);
+    let mut pair = Pair::new();
+    let delete = delete_after_its_record(&mut pair);
+    pair.to(1, COORDINATOR, &delete.bytes());
+    assert!(!pair.outcomes[1].contains_key(&delete.seq), "it does not hold what it would acknowledge");
+    pair.finish();
 }
 
 #[test]
@@ -646,6 +683,21 @@ mod published {
             retry.request = 1;
             retry.to(&pair.learner);
             assert_eq!(newest(&pair.learner, "n").as_deref(), Some(if copy_no_records { &b"3"[..] } else { b"2" }));
+        }
+    }
+
+    /// Hole 25.
+    #[test]
+    fn what_was_deleted_beside_a_copy_is_back() {
+        for record_is_enough in [false, true] {
+            let mut pair = pair(Published { record_is_enough, ..Published::default() });
+            let delete = delete_after_its_record(&mut pair);
+            pair.to(1, COORDINATOR, &delete.bytes());
+            if record_is_enough {
+                pair.pending.clear();
+            }
+            pair.finish_copy();
+            assert_eq!(newest(&pair.learner, "k").is_some(), record_is_enough);
         }
     }
 
