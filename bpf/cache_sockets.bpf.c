@@ -359,6 +359,62 @@ static long feed_piece(__u32 index, void *ctx)
 	return 0;
 }
 
+/* --- Finding the way again --- */
+
+struct uc_look {
+	struct uc_conn *conn;
+	__u32 len;
+	__u32 lines;
+	__u32 last; /* where the last line begins */
+};
+
+static long look_byte(__u32 index, void *ctx)
+{
+	struct uc_look *l = ctx;
+
+	if (index >= l->len)
+		return 1;
+	if (l->conn->scratch[index & (UC_SCRATCH - 1)] == '\n') {
+		l->lines++;
+		if (index + 1 < l->len)
+			l->last = index + 1;
+	}
+	return 0;
+}
+
+/*
+ * Whether a text reply that is sent before the next read would tell that this one ended where a command did. It does if
+ * the read ended with a line break, unless memcached can have sent the reply before it came to the last line, and that
+ * is the first of a storage command: of two lines the first may be one whose reply is sent at once, so the last must not
+ * be such a line. (Within a value, or waiting for one, memcached sends nothing.) Of one line it tells besides that
+ * memcached has obeyed.
+ */
+static __always_inline __u16 look(struct uc_conn *conn, __u64 from, __u64 got)
+{
+	__u32 len = got > UC_SCRATCH ? 0 : got;
+	struct uc_look l = {.conn = conn};
+	__u8 first;
+
+	barrier_var(len);
+	if (len > UC_SCRATCH)
+		return 0;
+	barrier_var(len);
+	if (len == 0 || bpf_probe_read_user(conn->scratch, len, (void *)from))
+		return 0;
+	l.len = len;
+	bpf_loop(UC_SCRATCH, look_byte, &l, 0);
+	if (l.lines == 0 || l.lines > 2 || conn->scratch[(len - 1) & (UC_SCRATCH - 1)] != '\n')
+		return 0;
+	if (l.lines == 1)
+		return UC_CONN_LINE | UC_CONN_ALONE;
+	first = conn->scratch[l.last & (UC_SCRATCH - 1)];
+	/* set, add, replace, append, prepend, cas, ms, and whatever else begins like them, or with a blank. */
+	if (first == 's' || first == 'a' || first == 'r' || first == 'p' || first == 'c' || first == 'm' ||
+	    first == ' ')
+		return 0;
+	return UC_CONN_LINE;
+}
+
 /* Gives the stream what a read returned: len bytes at from. */
 static __always_inline void feed(struct uc_conn *conn, __u64 from, __u64 len)
 {
@@ -370,6 +426,7 @@ static __always_inline void feed(struct uc_conn *conn, __u64 from, __u64 len)
 	if (conn->stream.mode == UC_MODE_LOST) {
 		count(UC_COUNT_NOT_FOLLOWED);
 		hold_global(conn);
+		conn->flags |= look(conn, from, len);
 		return;
 	}
 	stream_end_of_read(&conn->stream);
@@ -497,6 +554,7 @@ static __always_inline void tcp_receive(struct sock *sk, int got)
 	}
 	if (conn->flags & UC_CONN_AGENT)
 		return;
+	conn->flags &= ~(UC_CONN_LINE | UC_CONN_ALONE);
 	/* It may not have obeyed: it grew its buffer and read on. */
 	if (!(conn->stream.flags & UC_STREAM_LONG && conn->flags & UC_CONN_FULL))
 		end_complete(conn, false);
@@ -578,8 +636,8 @@ int BPF_PROG(cache_receive, struct sock *sk, int got, int flags)
 	return 0;
 }
 
-/* Whether the reply that is being sent begins with a value. */
-static __always_inline bool tells_value(__u32 skip)
+/* The first byte of the reply that was sent; 0: it cannot be read. */
+static __always_inline __u8 first_of_reply(__u32 skip)
 {
 	struct pt_regs *regs = registers();
 	__u64 at = SYSCALL_ARG2(regs);
@@ -589,15 +647,15 @@ static __always_inline bool tells_value(__u32 skip)
 
 	if (SYSCALL_NR(regs) == NR_SENDMSG) {
 		if (bpf_probe_read_user(&msg, sizeof(msg), (void *)at))
-			return false;
+			return 0;
 		/* The header of a datagram is a piece of its own. */
 		if (bpf_probe_read_user(&iov, sizeof(iov), (void *)(msg.iov + (skip ? sizeof(iov) : 0))))
-			return false;
+			return 0;
 		at = iov.base;
 	} else if (SYSCALL_NR(regs) != NR_WRITE || skip) {
-		return false;
+		return 0;
 	}
-	return !bpf_probe_read_user(&first, 1, (void *)at) && first == 'V';
+	return bpf_probe_read_user(&first, 1, (void *)at) ? 0 : first;
 }
 
 /*
@@ -608,16 +666,33 @@ SEC("tp_btf/sock_send_length")
 int BPF_PROG(cache_send, struct sock *sk, int sent, int flags)
 {
 	struct uc_conn *conn;
+	__u8 first;
 	bool udp;
 
 	if (sent <= 0 || !of_memcached())
 		return 0;
 	udp = sk->sk_protocol == IPPROTO_UDP;
 	conn = udp ? datagram(sk, false) : bpf_sk_storage_get(&connections, sk, 0, 0);
-	if (!conn || conn->commands != 1 || conn->complete != conn->pending || conn->stream.mode == UC_MODE_LOST ||
+	if (!conn)
+		return 0;
+	if (conn->flags & UC_CONN_LINE && !udp) {
+		conn->flags &= ~UC_CONN_LINE;
+		first = first_of_reply(0);
+		/* Text. */
+		if (first && first < UC_MAGIC) {
+			count(UC_COUNT_FOLLOWED);
+			conn->stream.mode = UC_MODE_TEXT;
+			conn->stream.line = 0;
+			conn->stream.skip = 0;
+			if (conn->flags & UC_CONN_ALONE)
+				end_all(conn);
+		}
+		return 0;
+	}
+	if (conn->commands != 1 || conn->complete != conn->pending || conn->stream.mode == UC_MODE_LOST ||
 	    !stream_at_boundary(&conn->stream))
 		return 0;
-	end_complete(conn, conn->flags & UC_CONN_READ && tells_value(udp ? UC_FRAME : 0));
+	end_complete(conn, conn->flags & UC_CONN_READ && first_of_reply(udp ? UC_FRAME : 0) == 'V');
 	return 0;
 }
 

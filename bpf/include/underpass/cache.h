@@ -197,6 +197,9 @@ struct uc_settings {
 #define UC_CONN_FULL 4 /* the last read filled memcached's buffer */
 #define UC_CONN_AGENT 8
 #define UC_CONN_KNOWN 16
+/* Not followed, but the last read ended with a line, whose reply would tell where the stream is; and it was alone. */
+#define UC_CONN_LINE 32
+#define UC_CONN_ALONE 64
 
 /* A connection of memcached's, or what one of its threads has of a UDP socket. */
 struct uc_conn {
@@ -255,8 +258,9 @@ enum uc_count {
 	UC_COUNT_GAP = 21, /* bytes that memcached read and no program saw */
 	UC_COUNT_UNREADABLE = 22,
 	UC_COUNT_NOT_FOLLOWED = 23, /* reads of connections that are not followed */
-	UC_COUNT_BYTES = 24, /* parsed */
-	UC_COUNT_END = 25,
+	UC_COUNT_FOLLOWED = 24, /* connections that are followed again */
+	UC_COUNT_BYTES = 25, /* parsed */
+	UC_COUNT_END = 26,
 };
 
 struct uc_counters {

@@ -38,6 +38,8 @@ pub const UC_CONN_GLOBAL: u32 = 2;
 pub const UC_CONN_FULL: u32 = 4;
 pub const UC_CONN_AGENT: u32 = 8;
 pub const UC_CONN_KNOWN: u32 = 16;
+pub const UC_CONN_LINE: u32 = 32;
+pub const UC_CONN_ALONE: u32 = 64;
 pub type __u8 = ::core::ffi::c_uchar;
 pub type __u16 = ::core::ffi::c_ushort;
 pub type __u32 = ::core::ffi::c_uint;
@@ -474,17 +476,18 @@ pub const UC_COUNT_OVERFLOW: uc_count = 20;
 pub const UC_COUNT_GAP: uc_count = 21;
 pub const UC_COUNT_UNREADABLE: uc_count = 22;
 pub const UC_COUNT_NOT_FOLLOWED: uc_count = 23;
-pub const UC_COUNT_BYTES: uc_count = 24;
-pub const UC_COUNT_END: uc_count = 25;
+pub const UC_COUNT_FOLLOWED: uc_count = 24;
+pub const UC_COUNT_BYTES: uc_count = 25;
+pub const UC_COUNT_END: uc_count = 26;
 pub type uc_count = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq, Eq)]
 pub struct uc_counters {
-    pub count: [__u64; 25usize],
+    pub count: [__u64; 26usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of uc_counters"][::core::mem::size_of::<uc_counters>() - 200usize];
+    ["Size of uc_counters"][::core::mem::size_of::<uc_counters>() - 208usize];
     ["Alignment of uc_counters"][::core::mem::align_of::<uc_counters>() - 8usize];
     [
         "Offset of field: uc_counters::count",

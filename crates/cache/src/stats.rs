@@ -32,6 +32,7 @@ pub const NAMES: [&str; UC_COUNT_END as usize] = [
     "gaps",
     "unreadable",
     "reads_not_followed",
+    "followed_again",
     "bytes_parsed",
 ];
 

@@ -68,3 +68,28 @@ pub fn commands(rng: &mut StdRng) -> Vec<u8> {
     }
     bytes
 }
+
+/// Attaches a program that passes every frame: a veth takes what its peer's XDP transmits only if it has one too.
+pub fn pass_everything(device: &str) {
+    use libbpf_rs::libbpf_sys::*;
+    // r0 = XDP_PASS; exit
+    let program = [0x2_0000_00b7_u64, 0x95];
+    let ifindex = nix::net::if_::if_nametoindex(device).unwrap();
+    // SAFETY: the two instructions of 8 bytes each outlive the call; name and licence are C strings.
+    let fd = unsafe {
+        bpf_prog_load(
+            BPF_PROG_TYPE_XDP,
+            c"pass".as_ptr(),
+            c"Dual BSD/GPL".as_ptr(),
+            program.as_ptr().cast(),
+            program.len() as _,
+            std::ptr::null_mut(),
+        )
+    };
+    assert!(fd >= 0, "loading: {fd}");
+    // SAFETY: takes no pointers but a null one for its options.
+    let attached = unsafe { bpf_xdp_attach(ifindex as i32, fd, XDP_FLAGS_DRV_MODE, std::ptr::null()) };
+    assert_eq!(attached, 0);
+    // SAFETY: this function's own descriptor; the attachment keeps the program.
+    unsafe { libc::close(fd) };
+}

@@ -1,0 +1,298 @@
+//! The XDP program answers what a memcached would, to the byte, or passes the frame on untouched. Needs root.
+
+mod common;
+
+use std::sync::atomic::Ordering;
+
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use underpass_abi::cache::{UC_ANSWER_MAX, UC_COUNT_END, UC_GENERATION, UC_READ, UC_WRITE, uc_prefix, uc_settings};
+use underpass_cache::{
+    hash,
+    kernel::{Kernel, Sizes, now_ms},
+    stats::NAMES,
+    table::{Install, Item, Table},
+    word,
+};
+use underpass_datapath::frame::{Addresses, OVERHEAD, build, checksums_hold, parse};
+
+const PASS: u32 = 2;
+const TX: u32 = 3;
+const SERVER: [u8; 4] = [10, 0, 0, 1];
+const REQUEST: u16 = 0x1234;
+
+struct Bed {
+    kernel: Kernel,
+    table: Table,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let mut settings = uc_settings {
+            address_count: 2,
+            prefix_count: 1,
+            port: 11211u16.to_be(),
+            secret: [0x1234_5678_9abc_def1, 0xfeed_beef_cafe_0123],
+            ..uc_settings::default()
+        };
+        settings.addresses[..2].copy_from_slice(&[u32::from_ne_bytes([10, 9, 9, 9]), u32::from_ne_bytes(SERVER)]);
+        settings.prefixes[0] =
+            uc_prefix { addr: u32::from_ne_bytes([10, 0, 0, 0]), mask: u32::from_ne_bytes([255, 0, 0, 0]) };
+        let kernel = Kernel::load(settings, Sizes::of_budget(2, 4)).unwrap();
+        kernel.serve_until(u64::MAX);
+        let table = Table::new(&kernel, 4);
+        Self { kernel, table }
+    }
+
+    fn hash(&self, key: &[u8]) -> u64 {
+        hash::hash(key, &self.kernel.settings().secret)
+    }
+
+    fn word(&self, key: &[u8]) -> &std::sync::atomic::AtomicU64 {
+        let hash = self.hash(key);
+        self.kernel.word(hash::set(hash, self.kernel.settings().set_mask), hash::which(hash))
+    }
+
+    fn words(&self, key: &[u8]) -> [u64; 2] {
+        [self.word(key), self.kernel.global()].map(|word| word::asked(word.load(Ordering::SeqCst)))
+    }
+
+    fn install(&mut self, key: &[u8], flags: u32, cas: u64, value: &[u8]) -> Install {
+        let words = self.words(key);
+        let item = Item { key, flags, cas, value };
+        let done = self.table.install(&mut self.kernel, &item, words, now_ms() + 60_000);
+        let places = self.table.waiting();
+        self.table.freed(&places);
+        done
+    }
+
+    fn count(&self, name: &str) -> u64 {
+        let at = NAMES.iter().position(|is| *is == name).unwrap();
+        self.kernel.counters().unwrap().iter().map(|cpu: &[u64; UC_COUNT_END as usize]| cpu[at]).sum()
+    }
+
+    /// Passed on untouched, counted as `name`, or as nothing.
+    #[track_caller]
+    fn passes(&self, frame: &[u8], name: Option<&str>) {
+        let before = name.map(|name| self.count(name));
+        let (verdict, after) = self.kernel.run(frame).unwrap();
+        assert_eq!(verdict, PASS);
+        assert!(after == frame, "changed");
+        assert_eq!(name.map(|name| self.count(name)), before.map(|count| count + 1), "{name:?}");
+    }
+
+    #[track_caller]
+    fn answers(&self, frame: &[u8], text: &[u8]) {
+        let (verdict, after) = self.kernel.run(frame).unwrap();
+        assert_eq!(verdict, TX);
+        assert_eq!(after.len(), OVERHEAD + 8 + text.len());
+        assert!(checksums_hold(&after), "checksums of {text:?}");
+        let (was, _) = parse(frame).unwrap();
+        let (is, datagram) = parse(&after).unwrap();
+        let back = Addresses {
+            source_mac: was.destination_mac,
+            destination_mac: was.source_mac,
+            source: was.destination,
+            destination: was.source,
+        };
+        assert_eq!(is, back);
+        assert_eq!(datagram[..8], [0x12, 0x34, 0, 0, 0, 1, 0, 0]);
+        assert!(datagram[8..] == *text, "{:?}", String::from_utf8_lossy(&datagram[8..]));
+    }
+}
+
+fn addresses() -> Addresses {
+    Addresses {
+        source_mac: [2, 0, 0, 0, 0, 2],
+        destination_mac: [2, 0, 0, 0, 0, 1],
+        source: ([10, 0, 0, 2].into(), 40_000),
+        destination: (SERVER.into(), 11211),
+    }
+}
+
+fn datagram(text: &[u8]) -> Vec<u8> {
+    [&REQUEST.to_be_bytes()[..], &[0, 0, 0, 1, 0, 0], text].concat()
+}
+
+fn request(command: &str, key: &[u8]) -> Vec<u8> {
+    build(&addresses(), &datagram(&[command.as_bytes(), b" ", key, b"\r\n"].concat()))
+}
+
+fn answer(key: &[u8], flags: u32, cas: Option<u64>, value: &[u8]) -> Vec<u8> {
+    let cas = cas.map_or(String::new(), |cas| format!(" {cas}"));
+    let head = format!(" {flags} {}{cas}\r\n", value.len());
+    [b"VALUE ", key, head.as_bytes(), value, b"\r\nEND\r\n"].concat()
+}
+
+#[test]
+fn answers_are_exact_at_every_length() {
+    let mut bed = Bed::new();
+    let mut rng = StdRng::seed_from_u64(common::seed());
+    let mut too_large = 0;
+    for len in 0..1400 {
+        let key: Vec<u8> = (0..len % 250 + 1).map(|_| rng.random_range(0x21..=0xff)).collect();
+        let mut value = vec![0; len];
+        rng.fill(&mut value[..]);
+        let (flags, cas) =
+            (rng.random::<u32>() >> rng.random_range(0..32), rng.random::<u64>() >> rng.random_range(0..64));
+        let (get, gets) = (request("get", &key), request("gets", &key));
+        match bed.install(&key, flags, cas, &value) {
+            Install::TooLarge => {
+                assert!(answer(&key, flags, Some(cas), &value).len() > UC_ANSWER_MAX as usize);
+                bed.passes(&get, Some("misses_absent"));
+                too_large += 1;
+            }
+            _ => {
+                bed.answers(&get, &answer(&key, flags, None, &value));
+                bed.answers(&gets, &answer(&key, flags, Some(cas), &value));
+            }
+        }
+    }
+    assert!(too_large > 100, "{too_large}");
+}
+
+#[test]
+fn an_item_is_served_only_while_its_words_are_what_they_were() {
+    let mut bed = Bed::new();
+    let get = request("get", b"key");
+    let served = answer(b"key", 7, None, b"value");
+    assert_eq!(bed.install(b"key", 7, 1, b"value"), Install::Done);
+    bed.answers(&get, &served);
+
+    let (write, read) = (UC_WRITE as u64, UC_READ as u64);
+    bed.word(b"key").fetch_add(read, Ordering::SeqCst);
+    bed.passes(&get, Some("misses_in_flight"));
+    bed.word(b"key").fetch_sub(read, Ordering::SeqCst);
+    bed.answers(&get, &served);
+    bed.word(b"key").fetch_add(UC_GENERATION + write, Ordering::SeqCst);
+    bed.passes(&get, Some("misses_in_flight"));
+    bed.word(b"key").fetch_sub(write, Ordering::SeqCst);
+    bed.passes(&get, Some("misses_changed"));
+    bed.install(b"key", 7, 1, b"value");
+    bed.answers(&get, &served);
+
+    bed.kernel.global().fetch_add(UC_GENERATION + write, Ordering::SeqCst);
+    bed.passes(&get, Some("passed_not_serving"));
+    bed.kernel.global().fetch_sub(write, Ordering::SeqCst);
+    bed.passes(&get, Some("misses_changed"));
+    bed.install(b"key", 7, 1, b"value");
+    bed.answers(&get, &served);
+
+    bed.kernel.serve_until(now_ms());
+    bed.passes(&get, Some("passed_not_serving"));
+    bed.kernel.serve_until(u64::MAX);
+    bed.answers(&get, &served);
+
+    let words = bed.words(b"brief");
+    let item = Item { key: b"brief", flags: 0, cas: 1, value: b"" };
+    bed.table.install(&mut bed.kernel, &item, words, now_ms() + 300);
+    bed.answers(&request("get", b"brief"), &answer(b"brief", 0, None, b""));
+    std::thread::sleep(std::time::Duration::from_millis(360));
+    bed.passes(&request("get", b"brief"), Some("misses_expired"));
+}
+
+#[test]
+fn everything_else_is_passed_on_untouched() {
+    let mut bed = Bed::new();
+    bed.install(b"key", 0, 1, b"value");
+    let whole = request("get", b"key");
+    bed.answers(&whole, &answer(b"key", 0, None, b"value"));
+
+    let other = Some("passed_other_request");
+    for text in [
+        &b"get key\n"[..],
+        b"get  key\r\n",
+        b"get key \r\n",
+        b"get key key\r\n",
+        b"get key\r\nget key\r\n",
+        b"GET key\r\n",
+        b"get key",
+        b"get key\r",
+        b"get \r\n",
+        b"gat 0 key\r\n",
+        b"getx key\r\n",
+        b"set key 0 0 1\r\nx\r\n",
+        b"mg key v\r\n",
+        b"\x80\x00\x00\x03\x00\x00\x00\x00",
+        b"get key\0\r\n",
+    ] {
+        bed.passes(&build(&addresses(), &datagram(text)), other);
+    }
+    bed.passes(&request("get", &[b'k'; 251]), other);
+    bed.passes(&build(&addresses(), &datagram(&[b"get ", &[b'k'; 600][..], b"\r\n"].concat())), other);
+    let several = [&REQUEST.to_be_bytes()[..], &[0, 0, 0, 2, 0, 0], b"get key\r\n"].concat();
+    bed.passes(&build(&addresses(), &several), other);
+    bed.passes(&build(&addresses(), b"1234567"), other);
+
+    // Frames that the network stack would drop, or that are not for memcached.
+    let bent = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut frame = whole.clone();
+        change(&mut frame);
+        frame
+    };
+    bed.passes(&bent(&|f| f[OVERHEAD + 14] ^= 1), other);
+    bed.passes(&bent(&|f| f[40] ^= 1), other);
+    bed.passes(&bent(&|f| f[24] ^= 1), other);
+    bed.passes(&bent(&|f| f[17] += 1), other);
+    bed.passes(&bent(&|f| f[39] += 1), other);
+    bed.passes(&bent(&|f| f.truncate(f.len() - 1)), other);
+    for change in [
+        &(|f: &mut Vec<u8>| f[12..14].copy_from_slice(&[0x86, 0xdd])) as &dyn Fn(&mut Vec<u8>),
+        &|f| f[12..14].copy_from_slice(&[0x81, 0]),
+        &|f| f[14] = 0x46,
+        &|f| f[14] = 0x65,
+        &|f| f[20] = 0x20,
+        &|f| f[21] = 1,
+        &|f| f[23] = 6,
+        &|f| f[30] = 11,
+        &|f| f[37] ^= 1,
+        &|f| f.truncate(30),
+    ] {
+        bed.passes(&bent(change), None);
+    }
+
+    // An Ethernet trailer is not part of the request; a missing checksum is none, and half a one is a frame from this host.
+    let padded = bent(&|f| f.extend([0xee; 20]));
+    bed.answers(&padded, &answer(b"key", 0, None, b"value"));
+    bed.answers(&bent(&|f| f[40..42].fill(0)), &answer(b"key", 0, None, b"value"));
+}
+
+#[test]
+fn answers_longer_than_the_request_go_to_trusted_addresses() {
+    let mut bed = Bed::new();
+    bed.install(b"key", 0, 1, b"value");
+    let from = |source: [u8; 4]| Addresses { source: (source.into(), 40_000), ..addresses() };
+    let text = datagram(b"get key\r\n");
+    bed.passes(&build(&from([11, 0, 0, 2]), &text), Some("passed_untrusted"));
+    bed.answers(&build(&from([10, 200, 0, 2]), &text), &answer(b"key", 0, None, b"value"));
+}
+
+/// A directory that is much too small, and more kinds of items than pages: what is served is always right.
+#[test]
+fn a_full_table_serves_no_wrong_item() {
+    let mut bed = Bed::new();
+    let mut rng = StdRng::seed_from_u64(common::seed());
+    let value = |n: u32, version: u32| vec![(n ^ version) as u8; (n * 37 % 1300) as usize];
+    let mut last = std::collections::HashMap::new();
+    let (mut served, mut evicted) = (0, 0);
+    for version in 0..40_000u32 {
+        let n: u32 = rng.random_range(0..6000);
+        let key = format!("key{n}");
+        if rng.random_bool(0.5) {
+            match bed.install(key.as_bytes(), n, u64::from(version), &value(n, version)) {
+                Install::NoSlot => continue,
+                Install::Evicted => evicted += 1,
+                _ => {}
+            }
+            last.insert(n, version);
+        } else {
+            let (verdict, frame) = bed.kernel.run(&request("get", key.as_bytes())).unwrap();
+            if verdict == TX {
+                let expected = answer(key.as_bytes(), n, None, &value(n, last[&n]));
+                assert!(parse(&frame).unwrap().1[8..] == expected, "{key}");
+                served += 1;
+            }
+        }
+    }
+    assert!(served > 1000 && evicted > 100, "{served} served, {evicted} evicted");
+    assert!(bed.table.entries() > 500);
+}

@@ -1,0 +1,421 @@
+//! A real memcached behind a veth: its UDP readers are answered by the kernel, and never with what its writers have replaced.
+//! Needs root, and memcached.
+
+mod common;
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    net::{TcpStream, UdpSocket},
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+    process::{Child, Command},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use nix::sched::{CloneFlags, setns};
+use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
+use serde_json::Value;
+use underpass_cache::{
+    agent::{Agent, Options},
+    memcached::Memcached,
+    stats::report,
+};
+use underpass_datapath::attach::Mode;
+
+const ADDR: &str = "10.77.0.1:11211";
+const WAIT: Duration = Duration::from_secs(10);
+
+fn run(command: &str) {
+    let mut words = command.split_whitespace();
+    let status = Command::new(words.next().unwrap()).args(words).status().unwrap();
+    assert!(status.success(), "{command}");
+}
+
+/// A namespace for memcached and one for clients, and a cable.
+struct Net {
+    server: String,
+    clients: String,
+}
+
+impl Net {
+    /// `None`, said aloud, without the privilege to make namespaces.
+    fn new(name: &str) -> Option<Self> {
+        if !nix::unistd::geteuid().is_root() {
+            eprintln!("not run: kernel programs need root");
+            return None;
+        }
+        let [server, clients] = ["s", "c"].map(|side| format!("upca-{}-{name}-{side}", std::process::id()));
+        for name in [&server, &clients] {
+            run(&format!("ip netns add {name}"));
+            run(&format!("ip -n {name} link set lo up"));
+        }
+        let net = Self { server, clients };
+        let Self { server, clients } = &net;
+        run(&format!("ip link add s0 netns {server} type veth peer name c0 netns {clients}"));
+        for (name, device, addr) in [(server, "s0", "10.77.0.1/24"), (clients, "c0", "10.77.0.2/24")] {
+            run(&format!("ip -n {name} addr add {addr} dev {device}"));
+            run(&format!("ip -n {name} link set {device} up"));
+        }
+        // A veth takes frames that XDP sends only if it has a program itself.
+        enter(clients, || common::pass_everything("c0"));
+        Some(net)
+    }
+
+    fn memcached(&self, arguments: &str) -> Server {
+        let mut command = Command::new("ip");
+        command.args([
+            "netns",
+            "exec",
+            &self.server,
+            "memcached",
+            "-u",
+            "root",
+            "-l",
+            "0.0.0.0",
+            "-p",
+            "11211",
+            "-U",
+            "11211",
+        ]);
+        let child = command.args(arguments.split_whitespace()).spawn().unwrap();
+        enter(&self.server, || {
+            let until = Instant::now() + WAIT;
+            while TcpStream::connect(ADDR).is_err() {
+                assert!(Instant::now() < until, "memcached does not start");
+                thread::sleep(Duration::from_millis(10));
+            }
+        });
+        Server(child)
+    }
+
+    /// Attaches, and serves until dropped.
+    fn attach(&self, mib: u32) -> Attached {
+        let path = namespace(&self.server);
+        let (stop, reports) = (Arc::new(AtomicBool::new(false)), mpsc::channel());
+        let (stopping, (tell, told)) = (stop.clone(), reports);
+        let (ready, attached) = mpsc::channel();
+        let thread = thread::spawn(move || {
+            setns(std::fs::File::open(path).unwrap().as_fd(), CloneFlags::CLONE_NEWNET).unwrap();
+            let options = Options { device: "s0".into(), mode: Mode::Native, mib, ways: 4, trusted: Vec::new() };
+            let mut agent = Agent::attach(options, Memcached::find(ADDR.parse().unwrap()).unwrap()).unwrap();
+            ready.send(()).unwrap();
+            while !stopping.load(Ordering::Relaxed) {
+                agent.step().unwrap();
+                thread::sleep(Duration::from_micros(200));
+            }
+            tell.send(report(&agent).unwrap()).unwrap();
+        });
+        attached.recv_timeout(WAIT).expect("attached");
+        Attached { stop, told, thread: Some(thread) }
+    }
+
+    fn client(&self) -> Client {
+        enter(&self.clients, || {
+            let udp = UdpSocket::bind("0.0.0.0:0").unwrap();
+            udp.connect(ADDR).unwrap();
+            udp.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+            let tcp = TcpStream::connect(ADDR).unwrap();
+            tcp.set_nodelay(true).unwrap();
+            tcp.set_read_timeout(Some(WAIT)).unwrap();
+            Client { udp, tcp: BufReader::new(tcp), request: 0 }
+        })
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        for name in [&self.server, &self.clients] {
+            let _ = Command::new("ip").args(["netns", "del", name]).status();
+        }
+    }
+}
+
+fn namespace(name: &str) -> PathBuf {
+    Path::new("/run/netns").join(name)
+}
+
+/// Runs `f` on a thread in a namespace; what it makes stays there.
+fn enter<T: Send>(name: &str, f: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            setns(std::fs::File::open(namespace(name)).unwrap(), CloneFlags::CLONE_NEWNET).unwrap();
+            f()
+        });
+        thread.join().unwrap()
+    })
+}
+
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+struct Attached {
+    stop: Arc<AtomicBool>,
+    told: mpsc::Receiver<Value>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Attached {
+    /// Ends it and tells what it counted.
+    fn end(mut self) -> Value {
+        self.stop.store(true, Ordering::Relaxed);
+        let report = self.told.recv_timeout(WAIT).expect("a report");
+        self.thread.take().unwrap().join().unwrap();
+        report
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Client {
+    udp: UdpSocket,
+    tcp: BufReader<TcpStream>,
+    request: u16,
+}
+
+impl Client {
+    /// Over TCP, in pieces; the lines of the answer.
+    fn tcp(&mut self, pieces: &[&[u8]], lines: usize) -> Vec<u8> {
+        for piece in pieces {
+            self.tcp.get_mut().write_all(piece).unwrap();
+            if pieces.len() > 1 {
+                thread::sleep(Duration::from_micros(300));
+            }
+        }
+        let mut answer = Vec::new();
+        for _ in 0..lines {
+            self.tcp.read_until(b'\n', &mut answer).unwrap();
+        }
+        answer
+    }
+
+    fn udp(&mut self, text: &[u8]) -> Vec<u8> {
+        for _ in 0..10 {
+            self.request = self.request.wrapping_add(1);
+            let id = self.request.to_be_bytes();
+            self.udp.send(&[&id[..], &[0, 0, 0, 1, 0, 0], text].concat()).unwrap();
+            let mut answer = [0; 2048];
+            while let Ok(len) = self.udp.recv(&mut answer) {
+                if answer[..2] == id {
+                    return answer[8..len].to_vec();
+                }
+            }
+        }
+        panic!("no answer to {:?}", String::from_utf8_lossy(text));
+    }
+
+    fn get(&mut self, key: &str) -> Vec<u8> {
+        self.udp(format!("get {key}\r\n").as_bytes())
+    }
+
+    /// Until the kernel answers, or for so many times.
+    fn warm(&mut self, key: &str) {
+        for _ in 0..20 {
+            self.get(key);
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+fn kernel(report: &Value, name: &str) -> u64 {
+    report["kernel"][name].as_u64().unwrap()
+}
+
+#[test]
+fn hits_come_from_the_kernel_and_every_command_is_heeded() {
+    let Some(net) = Net::new("all") else { return };
+    let _server = net.memcached("-t 2");
+    let mut old = net.client();
+    // A connection that is older than the cache.
+    old.tcp(&[b"set old 0 0 1\r\nx\r\n"], 1);
+    let attached = net.attach(4);
+    let mut client = net.client();
+    let value = |n: usize| format!("VALUE k 0 {}\r\n{n}\r\nEND\r\n", n.to_string().len()).into_bytes();
+    assert_eq!(client.tcp(&[b"set k 0 0 1\r\n0\r\n"], 1), b"STORED\r\n");
+    client.warm("k");
+    // Each command, over TCP whole and in pieces: what a reader sees next is what memcached has.
+    let commands: &[(&[u8], &[u8], &[u8])] = &[
+        (b"set k 0 0 1\r\n1\r\n", b"STORED\r\n", &value(1)),
+        (b"replace k 0 0 1\r\n2\r\n", b"STORED\r\n", &value(2)),
+        (b"append k 0 0 1\r\n0\r\n", b"STORED\r\n", &value(20)),
+        (b"prepend k 0 0 1\r\n1\r\n", b"STORED\r\n", &value(120)),
+        (b"incr k 5\r\n", b"125\r\n", &value(125)),
+        (b"decr k 25\r\n", b"100\r\n", &value(100)),
+        (b"touch k 0\r\n", b"TOUCHED\r\n", &value(100)),
+        (b"delete k\r\n", b"DELETED\r\n", b"END\r\n"),
+        (b"add k 0 0 1\r\n3\r\n", b"STORED\r\n", &value(3)),
+        (b"ms k 1\r\n4\r\n", b"HD\r\n", &value(4)),
+        (b"ma k\r\n", b"HD\r\n", &value(5)),
+        (b"mg k T0\r\n", b"HD\r\n", &value(5)),
+        (b"md k\r\n", b"HD\r\n", b"END\r\n"),
+        (b"ms aw== 1 b\r\n6\r\n", b"HD\r\n", &value(6)),
+        (b"gat -1 k\r\n", b"VALUE k 0 1\r\n6\r\nEND\r\n", b"END\r\n"),
+        (b"set k 0 0 1\r\n7\r\n", b"STORED\r\n", &value(7)),
+        (b"flush_all\r\n", b"OK\r\n", b"END\r\n"),
+        (b"set k 0 0 1\r\n8\r\n", b"STORED\r\n", &value(8)),
+    ];
+    for cut in [0, 1, 3] {
+        for (command, answer, seen) in commands {
+            let pieces: Vec<&[u8]> = if cut == 0 { vec![command] } else { command.chunks(cut).collect() };
+            let lines = answer.iter().filter(|&&b| b == b'\n').count();
+            let got = client.tcp(&pieces, lines);
+            let command = String::from_utf8_lossy(command);
+            if !answer.starts_with(b"STORED") {
+                assert_eq!(String::from_utf8_lossy(&got), String::from_utf8_lossy(answer), "{command}");
+            }
+            for _ in 0..3 {
+                assert_eq!(String::from_utf8_lossy(&client.get("k")), String::from_utf8_lossy(seen), "after {command}");
+                thread::sleep(Duration::from_millis(3));
+            }
+        }
+        client.tcp(&[b"delete k\r\n"], 1);
+        client.tcp(&[b"set k 0 0 1\r\n0\r\n"], 1);
+    }
+    // Over UDP, with a value that looks like a command.
+    client.udp(b"set k 0 0 7\r\nget k\r\n\r\n");
+    client.warm("k");
+    assert_eq!(client.get("k"), b"VALUE k 0 7\r\nget k\r\n\r\nEND\r\n");
+    // On the older connection, which is followed from its first plain line on.
+    old.tcp(&[b"set k 0 0 1\r\n9\r\n"], 1);
+    assert_eq!(client.get("k"), value(9));
+    old.tcp(&[b"version\r\n"], 1);
+    client.warm("k");
+    let report = attached.end();
+    println!("{report:#}");
+    assert!(kernel(&report, "hits") > 20 && kernel(&report, "seen_lost") == 0 && kernel(&report, "followed_again") > 0);
+    assert_eq!(kernel(&report, "gaps") + kernel(&report, "unreadable"), 0);
+}
+
+#[test]
+fn lifetimes_end_in_the_kernel_as_they_do_in_memcached() {
+    let Some(net) = Net::new("ttl") else { return };
+    let _server = net.memcached("-t 1");
+    let attached = net.attach(2);
+    let mut client = net.client();
+    client.tcp(&[b"set k 0 4 1\r\nx\r\n"], 1);
+    client.tcp(&[b"set s 0 0 1\r\ns\r\n"], 1);
+    client.warm("k");
+    let mut plain = net.client();
+    let (start, mut ends) = (Instant::now(), None);
+    while start.elapsed() < Duration::from_secs(6) {
+        // memcached first: once it has none, the kernel must have none.
+        let gone = plain.tcp(&[b"mg k\r\n"], 1) == b"EN\r\n";
+        let seen = client.get("k") != b"END\r\n";
+        assert!(!(gone && seen), "served after its end");
+        if gone && ends.is_none() {
+            ends = Some(start.elapsed());
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert!(ends.is_some());
+    // A flush that is to come.
+    client.warm("s");
+    client.tcp(&[b"flush_all 3\r\n"], 1);
+    let start = Instant::now();
+    let mut last_seen = Duration::ZERO;
+    while start.elapsed() < Duration::from_secs(5) {
+        if client.get("s") != b"END\r\n" {
+            last_seen = start.elapsed();
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert!(last_seen > Duration::from_secs(1) && last_seen < Duration::from_millis(3500), "{last_seen:?}");
+    attached.end();
+}
+
+/// A register under many readers and writers, by TCP, UDP and `noreply`: readers see versions that only grow, and never one
+/// older than what was acknowledged before they asked.
+#[test]
+fn readers_never_go_back() {
+    let Some(net) = Net::new("race") else { return };
+    let _server = net.memcached("-t 4");
+    let attached = net.attach(2);
+    let seed = common::seed();
+    let seconds = Duration::from_secs(common::count(5) as u64);
+    const KEYS: usize = 4;
+    let acknowledged: Vec<_> = (0..KEYS).map(|_| std::sync::atomic::AtomicU64::new(0)).collect();
+    let start = Instant::now();
+    let reads = std::sync::atomic::AtomicU64::new(0);
+    thread::scope(|scope| {
+        for key in 0..KEYS {
+            let (mut client, acknowledged) = (net.client(), &acknowledged[key]);
+            let mut rng = StdRng::seed_from_u64(seed + key as u64);
+            scope.spawn(move || {
+                for version in 1.. {
+                    if start.elapsed() > seconds {
+                        return;
+                    }
+                    let text = format!("set k{key} 0 0 8\r\n{version:08}\r\n");
+                    match rng.random_range(0..4) {
+                        0 => assert_eq!(client.udp(text.as_bytes()), b"STORED\r\n"),
+                        1 => {
+                            let cut = rng.random_range(1..text.len());
+                            client.tcp(&[&text.as_bytes()[..cut], &text.as_bytes()[cut..]], 1);
+                        }
+                        2 => {
+                            let text = format!("set k{key} 0 0 8 noreply\r\n{version:08}\r\nmn\r\n");
+                            assert_eq!(client.tcp(&[text.as_bytes()], 1), b"MN\r\n");
+                        }
+                        _ => assert_eq!(client.tcp(&[text.as_bytes()], 1), b"STORED\r\n"),
+                    }
+                    acknowledged.store(version, Ordering::SeqCst);
+                    thread::sleep(Duration::from_micros(*[0, 100, 3000].choose(&mut rng).unwrap()));
+                }
+            });
+        }
+        for reader in 0..3 {
+            let (mut client, acknowledged, reads) = (net.client(), &acknowledged, &reads);
+            let mut rng = StdRng::seed_from_u64(seed + 100 + reader);
+            scope.spawn(move || {
+                let mut seen = [0; KEYS];
+                while start.elapsed() < seconds {
+                    let key = rng.random_range(0..KEYS);
+                    let before = acknowledged[key].load(Ordering::SeqCst);
+                    let answer = client.get(&format!("k{key}"));
+                    let version: u64 = answer
+                        .split(|&b| b == b'\n')
+                        .nth(1)
+                        .and_then(|line| std::str::from_utf8(line).ok()?.trim().parse().ok())
+                        .unwrap_or(0);
+                    assert!(version >= before.max(seen[key]), "{version} after {before} and {}", seen[key]);
+                    seen[key] = version;
+                    reads.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    let report = attached.end();
+    println!("{} reads, {} hits", reads.into_inner(), kernel(&report, "hits"));
+    assert!(kernel(&report, "hits") > 100, "{report:#}");
+}
+
+#[test]
+fn who_cannot_be_accelerated_is_told_why() {
+    let Some(net) = Net::new("refuse") else { return };
+    let refusal = |arguments: &str| {
+        let _server = net.memcached(arguments);
+        enter(&net.server, || format!("{:#}", Memcached::find(ADDR.parse().unwrap()).unwrap_err()))
+    };
+    assert!(refusal("-U 0").contains("-U 11211"));
+    assert!(refusal("-B ascii").contains("binding_protocol"));
+    let nobody = enter(&net.server, || format!("{:#}", Memcached::find(ADDR.parse().unwrap()).unwrap_err()));
+    assert!(nobody.contains("nobody listens"));
+}
