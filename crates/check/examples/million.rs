@@ -129,7 +129,7 @@ fn simulate(count: usize, seed: u64, mix: &Mix) -> Vec<Operation> {
         let item = store.get(&key).cloned();
         let value = if mix.unique { format!("value-{i:026}") } else { "x".repeat(32) };
         match request {
-            Request::Get | Request::Delete => {}
+            Request::Get | Request::Delete | Request::Flush => {}
             Request::Incr => op.delta = Some(1),
             Request::Touch => op.ttl_ms = Some(0),
             Request::Append | Request::Prepend => op.value = Some(format!(",{i}").into()),
@@ -158,7 +158,7 @@ fn simulate(count: usize, seed: u64, mix: &Mix) -> Vec<Operation> {
             (Request::Replace, None) => (Outcome::NotStored, None),
             (Request::Cas, Some(found)) if Some(found.1) == op.expected => (Outcome::Ok, Some((value, seq))),
             (Request::Cas, Some(found)) => (Outcome::Exists, Some(found)),
-            (Request::Delete, Some(_)) => (Outcome::Ok, None),
+            (Request::Delete, Some(_)) | (Request::Flush, _) => (Outcome::Ok, None),
             (Request::Touch, Some(found)) => (Outcome::Ok, Some(found)),
             (Request::Incr, Some(found)) => match found.0.parse::<i64>() {
                 Ok(n) => {

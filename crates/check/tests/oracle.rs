@@ -10,7 +10,7 @@ use rand::{
 };
 use underpass_check::{
     history::{Operation, Outcome, Request, Text},
-    linearizability::{Checker, Options, Verdict},
+    linearizability::{Checker, Options, Store, Verdict},
 };
 
 const MS: u64 = 1_000_000;
@@ -18,6 +18,7 @@ const MS: u64 = 1_000_000;
 // ---- The oracle ----
 
 struct Oracle<'a> {
+    store: Store,
     history: Vec<&'a Operation>,
     /// The number of each write, if it has one.
     numbers: Vec<Option<u64>>,
@@ -32,7 +33,7 @@ struct Item {
     ended: bool,
 }
 
-fn oracle(history: &[Operation]) -> bool {
+fn oracle(history: &[Operation], store: Store) -> bool {
     let certain: Vec<&Operation> =
         history.iter().filter(|op| !matches!(op.outcome, Outcome::Failed | Outcome::Unknown)).collect();
     let unknown: Vec<&Operation> =
@@ -50,7 +51,7 @@ fn oracle(history: &[Operation]) -> bool {
         let mut taken = certain.clone();
         taken.extend(unknown.iter().enumerate().filter(|(i, _)| chosen >> i & 1 == 1).map(|(_, op)| *op));
         let numbers = taken.iter().map(|op| op.cas.filter(|_| op.op != Request::Get)).collect();
-        number_and_order(Oracle { history: taken, numbers }, 0, &free)
+        number_and_order(Oracle { store, history: taken, numbers }, 0, &free)
     })
 }
 
@@ -66,7 +67,7 @@ fn number_and_order(oracle: Oracle<'_>, from: usize, free: &[u64]) -> bool {
         }
         let mut numbers = oracle.numbers.clone();
         numbers[i] = number;
-        number_and_order(Oracle { history: oracle.history.clone(), numbers }, i + 1, free)
+        number_and_order(Oracle { history: oracle.history.clone(), numbers, ..oracle }, i + 1, free)
     })
 }
 
@@ -96,8 +97,11 @@ impl Oracle<'_> {
             if item.as_ref().is_some_and(|item| item.end.is_some() && !item.ended) {
                 before.push((item.clone(), true));
             }
+            if self.store.evicts && item.is_some() {
+                before.push((None, false));
+            }
             for (item, ends) in before {
-                if let Some(after) = run(op, number, item, ends) {
+                if let Some(after) = run(op, number, item, ends, self.store) {
                     placed.push(i);
                     let found = self.order(placed, after, highest);
                     placed.pop();
@@ -116,7 +120,7 @@ fn answered(op: &Operation) -> Option<u64> {
 }
 
 /// The item after the operation; `None` if it cannot have had its outcome. `ends`: its lifetime ends just before.
-fn run(op: &Operation, number: Option<u64>, item: Option<Item>, ends: bool) -> Option<Option<Item>> {
+fn run(op: &Operation, number: Option<u64>, item: Option<Item>, ends: bool, store: Store) -> Option<Option<Item>> {
     let unknown = op.outcome == Outcome::Unknown;
     let put = op.op == Request::Put;
     let mut present = item.clone();
@@ -142,7 +146,7 @@ fn run(op: &Operation, number: Option<u64>, item: Option<Item>, ends: bool) -> O
     let end = |keep: bool| match op.ttl_ms {
         Some(0) => None,
         Some(ttl) => {
-            let slack = 250 * MS + ttl * MS / 100;
+            let slack = (250 + store.clock_ms) * MS + ttl * MS / 100;
             Some((
                 op.time_ms.map(|time| time + ttl),
                 op.call_ns + (ttl * MS).saturating_sub(slack),
@@ -153,7 +157,7 @@ fn run(op: &Operation, number: Option<u64>, item: Option<Item>, ends: bool) -> O
         None => None,
     };
     let value = || op.value.clone().unwrap().0;
-    let store = |value, keep| Some(Item { value, number, end: end(keep), ended: false });
+    let stored = |value, keep| Some(Item { value, number, end: end(keep), ended: false });
     let (outcome, after) = match (op.op, &present) {
         (Request::Get, None) => (Outcome::NotFound, gone),
         (Request::Get, Some(item)) => {
@@ -163,16 +167,16 @@ fn run(op: &Operation, number: Option<u64>, item: Option<Item>, ends: bool) -> O
             }
             (Outcome::Ok, present.clone())
         }
-        (Request::Put, _) => (Outcome::Ok, store(value(), false)),
-        (Request::Add, None) => (Outcome::Ok, store(value(), false)),
+        (Request::Put, _) => (Outcome::Ok, stored(value(), false)),
+        (Request::Add, None) => (Outcome::Ok, stored(value(), false)),
         (Request::Add, Some(_)) => (Outcome::NotStored, present.clone()),
-        (Request::Replace, Some(_)) => (Outcome::Ok, store(value(), false)),
+        (Request::Replace, Some(_)) => (Outcome::Ok, stored(value(), false)),
         (Request::Replace, None) => (Outcome::NotStored, gone),
-        (Request::Delete, Some(_)) => (Outcome::Ok, None),
-        (Request::Cas, Some(item)) if item.number == op.expected => (Outcome::Ok, store(value(), false)),
+        (Request::Delete, Some(_)) | (Request::Flush, _) => (Outcome::Ok, None),
+        (Request::Cas, Some(item)) if item.number == op.expected => (Outcome::Ok, stored(value(), false)),
         (Request::Cas, Some(_)) => (Outcome::Exists, present.clone()),
-        (Request::Append, Some(item)) => (Outcome::Ok, store([item.value.clone(), value()].concat(), true)),
-        (Request::Prepend, Some(item)) => (Outcome::Ok, store([value(), item.value.clone()].concat(), true)),
+        (Request::Append, Some(item)) => (Outcome::Ok, stored([item.value.clone(), value()].concat(), true)),
+        (Request::Prepend, Some(item)) => (Outcome::Ok, stored([value(), item.value.clone()].concat(), true)),
         (Request::Incr, Some(item)) => match String::from_utf8(item.value.clone()).unwrap().parse::<i64>() {
             Err(_) => (Outcome::NotANumber, present.clone()),
             // `02` is a number to some and none to others.
@@ -182,7 +186,7 @@ fn run(op: &Operation, number: Option<u64>, item: Option<Item>, ends: bool) -> O
             Ok(n) => match n.checked_add(op.delta.unwrap()) {
                 None => (Outcome::Overflow, present.clone()),
                 Some(sum) if op.number.is_some_and(|number| number != sum) => return None,
-                Some(sum) => (Outcome::Ok, store(sum.to_string().into_bytes(), true)),
+                Some(sum) => (Outcome::Ok, stored(sum.to_string().into_bytes(), true)),
             },
         },
         (Request::Touch, Some(item)) => (Outcome::Ok, Some(Item { end: end(true), ..item.clone() })),
@@ -206,6 +210,7 @@ struct Style {
     ttl: bool,
     stamped: f64,
     values: usize,
+    store: Store,
 }
 
 /// A history of an atomic store: each operation takes effect at a moment between call and return.
@@ -224,7 +229,7 @@ fn generate(rng: &mut StdRng, style: &Style) -> Vec<Operation> {
         let ret = moment + rng.random_range(0..12) * unit;
         let mut op = Operation::call(rng.random_range(0..4), request, "k", call);
         let value = ["a", "b", "1", "2", "c", "d", "e", "f"][rng.random_range(0..style.values)];
-        if !matches!(request, Request::Get | Request::Delete | Request::Incr | Request::Touch) {
+        if !matches!(request, Request::Get | Request::Delete | Request::Incr | Request::Touch | Request::Flush) {
             op.value = Some(value.into());
         }
         if request == Request::Incr {
@@ -240,7 +245,7 @@ fn generate(rng: &mut StdRng, style: &Style) -> Vec<Operation> {
                 (None, _) => *numbers.choose(rng).unwrap(),
             });
         }
-        let lifetimes = style.ttl && !matches!(request, Request::Get | Request::Delete);
+        let lifetimes = style.ttl && !matches!(request, Request::Get | Request::Delete | Request::Flush);
         if request == Request::Touch || (lifetimes && rng.random_bool(0.6)) {
             op.ttl_ms = Some(if style.ttl { [0, 800, 2000, 4000][rng.random_range(0..4)] } else { 0 });
         }
@@ -248,14 +253,20 @@ fn generate(rng: &mut StdRng, style: &Style) -> Vec<Operation> {
         if item.as_ref().is_some_and(|item| item.2.is_some_and(|end| time >= end)) {
             item = None;
         }
+        if style.store.evicts && rng.random_bool(0.2) {
+            item = None;
+        }
         let unknown = rng.random_bool(style.unknown);
         if unknown && rng.random_bool(0.5) {
             history.push(op);
             continue;
         }
+        let clock_ms = style.store.clock_ms;
+        let ticked = if clock_ms == 0 { 0 } else { rng.random_range(0..=clock_ms) };
         let end = |keep: Option<u64>| match op.ttl_ms {
             Some(0) => None,
-            Some(ttl) => Some(time + ttl),
+            // Its clock had ticked some time before.
+            Some(ttl) => Some(time + ttl - ttl.min(ticked)),
             None => keep,
         };
         let mut number = None;
@@ -277,6 +288,7 @@ fn generate(rng: &mut StdRng, style: &Style) -> Vec<Operation> {
                 item = Some((bytes, seq, end(None)));
                 Outcome::Ok
             }
+            (Request::Flush, _) => Outcome::Ok,
             (Request::Add, found) => {
                 item = found;
                 Outcome::NotStored
@@ -372,8 +384,8 @@ fn mutate(rng: &mut StdRng, history: &mut [Operation]) {
     }
 }
 
-fn check(history: &[Operation]) -> Verdict {
-    let mut checker = Checker::new();
+fn check(history: &[Operation], store: Store) -> Verdict {
+    let mut checker = Checker::of(store);
     for op in history {
         checker.add(op);
     }
@@ -397,12 +409,17 @@ fn compare(name: &str, style: &Style) {
     for seed in base..base + rounds {
         let mut rng = StdRng::seed_from_u64(seed);
         let mut history = generate(&mut rng, style);
-        assert_eq!(check(&history), Verdict::Linearizable, "{name}, seed {seed}: valid\n{}", print(&history));
+        assert_eq!(
+            check(&history, style.store),
+            Verdict::Linearizable,
+            "{name}, seed {seed}: valid\n{}",
+            print(&history)
+        );
         for _ in 0..rng.random_range(1..12) {
             mutate(&mut rng, &mut history);
         }
-        let expected = oracle(&history);
-        let found = check(&history);
+        let expected = oracle(&history, style.store);
+        let found = check(&history, style.store);
         let wanted = if expected { Verdict::Linearizable } else { Verdict::Violation };
         assert_eq!(found, wanted, "{name}, seed {seed}: the oracle differs\n{}", print(&history));
         if expected { good += 1 } else { bad += 1 }
@@ -421,6 +438,7 @@ const SIMPLE: Style = Style {
     ttl: false,
     stamped: 0.0,
     values: 3,
+    store: Store { evicts: false, clock_ms: 0 },
 };
 
 #[test]
@@ -486,4 +504,26 @@ fn lifetimes_with_stamps() {
 fn lifetimes_with_some_stamps() {
     let requests = &[Get, Get, Get, Put, Touch, Delete, Add];
     compare("lifetimes", &Style { requests, numbered: 0.5, ttl: true, stamped: 0.4, values: 2, ..SIMPLE });
+}
+
+#[test]
+fn items_that_are_evicted() {
+    let store = Store { evicts: true, clock_ms: 0 };
+    let requests = &[Get, Get, Get, Put, Delete, Add, Replace, Cas, Incr, Append, Flush];
+    compare("evicted", &Style { requests, numbered: 0.6, unknown: 0.2, values: 3, store, ..SIMPLE });
+    compare("evicted, plain", &Style { requests, numbered: 0.0, values: 3, store, ..SIMPLE });
+    compare("evicted reads and writes", &Style { numbered: 0.5, store, ..SIMPLE });
+}
+
+#[test]
+fn items_that_are_flushed() {
+    let requests = &[Get, Get, Put, Delete, Add, Replace, Incr, Flush, Flush];
+    compare("flushed", &Style { requests, numbered: 0.5, unknown: 0.3, values: 3, ..SIMPLE });
+}
+
+#[test]
+fn lifetimes_by_a_coarse_clock() {
+    let requests = &[Get, Get, Get, Put, Touch, Delete, Add];
+    let store = Store { evicts: false, clock_ms: 1000 };
+    compare("coarse", &Style { requests, numbered: 0.5, ttl: true, values: 2, store, ..SIMPLE });
 }

@@ -76,6 +76,8 @@ named_enum! {
     Prepend = "prepend";
     /// Give the item the lifetime `ttl_ms`, leaving its value and its cas alone.
     Touch = "touch";
+    /// Remove the item if there is one, and do not say whether there was.
+    Flush = "flush";
 }
 
 named_enum! {
@@ -182,13 +184,15 @@ impl Operation {
         let answered = !matches!(self.outcome, Outcome::Failed | Outcome::Unknown);
         let value = match op {
             Request::Get => self.outcome == Outcome::Ok,
-            Request::Delete | Request::Incr | Request::Touch => false,
+            Request::Delete | Request::Incr | Request::Touch | Request::Flush => false,
             _ => true,
         };
         present("value", self.value.is_some(), value)?;
         present("delta", self.delta.is_some(), op == Request::Incr)?;
         present("expected", self.expected.is_some(), op == Request::Cas)?;
-        if op == Request::Touch || (self.ttl_ms.is_some() && matches!(op, Request::Get | Request::Delete)) {
+        if op == Request::Touch
+            || (self.ttl_ms.is_some() && matches!(op, Request::Get | Request::Delete | Request::Flush))
+        {
             present("ttl_ms", self.ttl_ms.is_some(), op == Request::Touch)?;
         }
         if self.cas.is_some() {
@@ -213,7 +217,7 @@ fn outcome_is_possible(op: Request, outcome: Outcome) -> bool {
     use Outcome::*;
     match outcome {
         Ok | Failed | Unknown => true,
-        NotFound => !matches!(op, Request::Put | Request::Add),
+        NotFound => !matches!(op, Request::Put | Request::Add | Request::Flush),
         Exists => matches!(op, Request::Add | Request::Cas),
         NotStored => matches!(op, Request::Add | Request::Replace | Request::Append | Request::Prepend),
         NotANumber | Overflow => op == Request::Incr,

@@ -13,7 +13,7 @@ use std::{
 
 use super::{
     matters,
-    model::{ABSENT, Interner, NEVER, Op, State},
+    model::{ABSENT, Interner, NEVER, Op, State, Store},
     search::{Search, Stuck, Verdict, bind},
 };
 use crate::history::{Operation, Outcome, Request, Text};
@@ -73,7 +73,7 @@ struct Found {
 }
 
 /// `ops` are all the key's operations, by call; `stuck` refers to those that matter.
-pub(super) fn explain(ops: &[Op], stuck: &Stuck, keys: &Interner, values: &Interner) -> Excerpt {
+pub(super) fn explain(ops: &[Op], stuck: &Stuck, store: Store, keys: &Interner, values: &Interner) -> Excerpt {
     let matter: Vec<Op> = ops.iter().filter(|op| matters(op)).copied().collect();
     let end = matter[stuck.at].ret;
     let prefix: Vec<Op> = ops.iter().filter(|op| op.call <= end).copied().collect();
@@ -82,8 +82,8 @@ pub(super) fn explain(ops: &[Op], stuck: &Stuck, keys: &Interner, values: &Inter
     // What shows it may have been called only afterwards, if the search could tell in advance.
     let found = never_written(ops)
         .map(|found| (found, ops))
-        .or_else(|| Some((known(&prefix)?, &prefix[..])))
-        .or_else(|| Some((known(ops)?, ops)));
+        .or_else(|| Some((known(&prefix, store)?, &prefix[..])))
+        .or_else(|| Some((known(ops, store)?, ops)));
     if let Some((Found { title, ops: shown, reason }, prefix)) = found {
         let mut order = shown.clone();
         order.sort_by_key(|&i| (prefix[i].call, prefix[i].ret, i));
@@ -95,7 +95,7 @@ pub(super) fn explain(ops: &[Op], stuck: &Stuck, keys: &Interner, values: &Inter
         let operations = order.iter().map(|&i| show(&prefix[i])).collect();
         return Excerpt { key, title: title.into(), before: None, operations, reason: text };
     }
-    let shown = thin_out(&matter, stuck, values);
+    let shown = thin_out(&matter, stuck, store, values);
     let last = shown.iter().rposition(|op| op.ret == end).map_or(shown.len(), |at| at + 1);
     let State { content, cas, dead, .. } = stuck.quiet.state;
     let before = match &stuck.quiet.content {
@@ -115,13 +115,13 @@ pub(super) fn explain(ops: &[Op], stuck: &Stuck, keys: &Interner, values: &Inter
     }
 }
 
-fn known(ops: &[Op]) -> Option<Found> {
+fn known(ops: &[Op], store: Store) -> Option<Found> {
     same_number_twice(ops)
         .or_else(|| two_values(ops))
         .or_else(|| both_replaced_one(ops))
         .or_else(|| out_of_real_time(ops))
         .or_else(|| stale_by_value(ops))
-        .or_else(|| gone(ops))
+        .or_else(|| if store.evicts { None } else { gone(ops) })
 }
 
 fn is_read(op: &Op) -> bool {
@@ -352,7 +352,8 @@ fn stale_by_value(ops: &[Op]) -> Option<Found> {
 
 /// Not found, though it was stored before and nothing can have removed it.
 fn gone(ops: &[Op]) -> Option<Found> {
-    if ops.iter().any(|op| may_write(op) && (op.request == Request::Delete || op.ttl_ms.is_some_and(|ttl| ttl > 0))) {
+    let removes = |op: &Op| matches!(op.request, Request::Delete | Request::Flush);
+    if ops.iter().any(|op| may_write(op) && (removes(op) || op.ttl_ms.is_some_and(|ttl| ttl > 0))) {
         return None;
     }
     let stored = |op: &&Op| op.makes_version() && op.outcome == Outcome::Ok;
@@ -367,7 +368,7 @@ fn gone(ops: &[Op]) -> Option<Found> {
 }
 
 /// The fewest operations since the last quiet moment that still fit in no order.
-fn thin_out(ops: &[Op], stuck: &Stuck, values: &Interner) -> Vec<Op> {
+fn thin_out(ops: &[Op], stuck: &Stuck, store: Store, values: &Interner) -> Vec<Op> {
     let end = ops[stuck.at].ret;
     let quiet = &stuck.quiet;
     let deadline = Instant::now() + TIME_MAX;
@@ -383,7 +384,7 @@ fn thin_out(ops: &[Op], stuck: &Stuck, values: &Interner) -> Vec<Op> {
         let mut sorted: Vec<Op> = ops.iter().map(|(op, _)| *op).collect();
         sorted.sort_by_key(|op| (op.call, op.ret));
         bind(&mut sorted, values);
-        matches!(Search::new(&sorted, values, BUDGET).run_from(quiet), Verdict::Violation(_))
+        matches!(Search::new(&sorted, values, store, BUDGET).run_from(quiet), Verdict::Violation(_))
     };
     if fails(&kept) {
         let mut chunk = kept.len();

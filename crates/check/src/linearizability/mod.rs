@@ -20,6 +20,7 @@ use std::{
 };
 
 pub use explain::Excerpt;
+pub use model::Store;
 use model::{Interner, Op, State};
 use search::{Search, Stuck, Verdict as Found, bind};
 
@@ -161,6 +162,7 @@ impl fmt::Display for Report {
 /// ```
 #[derive(Debug)]
 pub struct Checker {
+    store: Store,
     keys: Interner,
     values: Interner,
     ops: Vec<Op>,
@@ -173,9 +175,14 @@ impl Default for Checker {
 }
 
 impl Checker {
-    /// An empty history.
+    /// An empty history, of a store that keeps what it has.
     pub fn new() -> Self {
-        Self { keys: Interner::new(), values: Interner::new(), ops: Vec::new() }
+        Self::of(Store::default())
+    }
+
+    /// An empty history of a store of this kind.
+    pub fn of(store: Store) -> Self {
+        Self { store, keys: Interner::new(), values: Interner::new(), ops: Vec::new() }
     }
 
     /// Adds an operation; the order of adding does not matter. It must satisfy [`Operation::validate`], as all that come
@@ -209,7 +216,7 @@ impl Checker {
                         ops.sort_by_key(|op| (op.call, op.ret));
                         let mut matter: Vec<Op> = ops.iter().filter(|op| matters(op)).copied().collect();
                         bind(&mut matter, &self.values);
-                        let found = Search::new(&matter, &self.values, options.budget).run(State::EMPTY);
+                        let found = Search::new(&matter, &self.values, self.store, options.budget).run(State::EMPTY);
                         let lock = || outcome.lock().unwrap_or_else(PoisonError::into_inner);
                         match found {
                             Found::Linearizable => {}
@@ -231,7 +238,7 @@ impl Checker {
         let explained = violations.iter().take(EXPLAINED_MAX).map(|(key, stuck)| {
             let mut ops: Vec<Op> = by_key.order[by_key.range(*key)].iter().map(|&i| self.ops[i as usize]).collect();
             ops.sort_by_key(|op| (op.call, op.ret));
-            explain::explain(&ops, stuck, &self.keys, &self.values)
+            explain::explain(&ops, stuck, self.store, &self.keys, &self.values)
         });
         Report {
             operations: self.ops.len(),

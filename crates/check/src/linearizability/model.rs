@@ -20,6 +20,16 @@ const EXPIRY_SLACK_NS: u64 = 250_000_000;
 /// And a hundredth of the lifetime, for clocks of different rates.
 const EXPIRY_DRIFT_DIVISOR: u64 = 100;
 
+/// What a store may do beside what it is told to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Store {
+    /// It may drop any item at any moment, as one short of memory does.
+    pub evicts: bool,
+    /// It counts lifetimes in units of this, in milliseconds, from moments of its own: an end may come as much earlier or
+    /// later. 0: it does not.
+    pub clock_ms: u64,
+}
+
 /// Byte strings by number.
 #[derive(Debug)]
 pub(super) struct Interner {
@@ -55,6 +65,7 @@ impl Interner {
 /// Contents of a history, and those that arise while one key is checked.
 #[derive(Debug)]
 pub(super) struct Contents<'a> {
+    pub(super) store: Store,
     recorded: &'a Interner,
     derived: Interner,
     /// Sets of sequence numbers, each ascending; the empty one first.
@@ -76,9 +87,9 @@ pub(super) fn recorded_bytes(interner: &Interner, content: Content) -> &[u8] {
 }
 
 impl<'a> Contents<'a> {
-    pub(super) fn new(recorded: &'a Interner) -> Self {
+    pub(super) fn new(recorded: &'a Interner, store: Store) -> Self {
         let (refusals, refusal_ids) = (vec![Vec::new()], HashMap::from([(Vec::new(), 0)]));
-        Self { recorded, derived: Interner::new(), refusals, refusal_ids }
+        Self { store, recorded, derived: Interner::new(), refusals, refusal_ids }
     }
 
     /// A set of sequence numbers by its number.
@@ -208,12 +219,13 @@ pub(super) struct Expiry {
 impl Expiry {
     const NONE: Self = Self { early: NEVER, late: NEVER, exact_ms: None };
 
-    fn after(op: &Op, ttl_ms: u64) -> Self {
+    fn after(op: &Op, ttl_ms: u64, store: Store) -> Self {
         if ttl_ms == 0 {
             return Self::NONE;
         }
         let ttl = ttl_ms.saturating_mul(1_000_000);
         let slack = EXPIRY_SLACK_NS.saturating_add(ttl / EXPIRY_DRIFT_DIVISOR);
+        let slack = slack.saturating_add(store.clock_ms.saturating_mul(1_000_000));
         Self {
             early: op.call.saturating_add(ttl.saturating_sub(slack)),
             late: op.ret.saturating_add(ttl).saturating_add(slack),
@@ -289,8 +301,11 @@ impl State {
         self.content != ABSENT && !self.dead && self.cas == 0
     }
 
-    /// The lifetime ends here; `None` if it has none.
-    pub(super) fn expire(&self) -> Option<Self> {
+    /// The item ends here by itself; `None` if it cannot.
+    pub(super) fn expire(&self, store: Store) -> Option<Self> {
+        if store.evicts && self.content != ABSENT {
+            return Some(Self { seq: self.seq, ..Self::EMPTY });
+        }
         (self.content != ABSENT && !self.dead && self.expiry.early != NEVER).then_some(Self { dead: true, ..*self })
     }
 
@@ -350,6 +365,7 @@ impl State {
                 before.cas_below = before.cas_below.min(op.cas);
             }
         }
+        let store = contents.store;
         let stored = |content: Content, keep_expiry: bool| State {
             content,
             cas: op.cas,
@@ -358,7 +374,7 @@ impl State {
             cas_not: 0,
             seq: before.seq,
             expiry: match op.ttl_ms {
-                Some(ttl_ms) => Expiry::after(op, ttl_ms),
+                Some(ttl_ms) => Expiry::after(op, ttl_ms, store),
                 None if keep_expiry => self.expiry,
                 None => Expiry::NONE,
             },
@@ -398,6 +414,7 @@ impl State {
             Request::Add => self.not_found_by(op).then(|| stored(op.value, false)),
             Request::Replace => found.then(|| stored(op.value, false)),
             Request::Delete => found.then_some(State { seq: before.seq, ..State::EMPTY }),
+            Request::Flush => Some(State { seq: before.seq, ..State::EMPTY }),
             Request::Cas => {
                 let seen = found.then(|| self.with_cas(op.expected, contents, orphan)).flatten()?;
                 // The version it replaced came before it.
@@ -423,8 +440,10 @@ impl State {
                 };
                 stored(joined.map_or(JUNK, |bytes| contents.derive(&bytes)), true)
             }),
-            Request::Touch => found
-                .then(|| State { expiry: op.ttl_ms.map_or(self.expiry, |ttl_ms| Expiry::after(op, ttl_ms)), ..before }),
+            Request::Touch => found.then(|| State {
+                expiry: op.ttl_ms.map_or(self.expiry, |ttl_ms| Expiry::after(op, ttl_ms, store)),
+                ..before
+            }),
         }
     }
 }

@@ -28,7 +28,7 @@ use std::collections::{HashMap, HashSet};
 
 use memchr::memmem;
 
-use super::model::{ABSENT, Content, Contents, Interner, JUNK, NEVER, Op, State, may_be_number};
+use super::model::{ABSENT, Content, Contents, Interner, JUNK, NEVER, Op, State, Store, may_be_number};
 use crate::history::{Outcome, Request};
 
 /// Configurations kept at a time.
@@ -184,7 +184,7 @@ pub(super) struct Search<'a> {
     junk_put: Option<u32>,
     junk_replace: Option<u32>,
     junk_add: Option<u32>,
-    /// Some operation gives a lifetime.
+    /// Items may end by themselves.
     expiring: bool,
     /// What reads found under each number.
     seen: HashMap<u64, Content>,
@@ -207,8 +207,8 @@ struct Observed<'a> {
 
 impl<'a> Search<'a> {
     /// `ops` are one key's, ascending by call, without failed ones and without reads that were never answered.
-    pub(super) fn new(ops: &'a [Op], values: &'a Interner, budget: u64) -> Self {
-        let contents = Contents::new(values);
+    pub(super) fn new(ops: &'a [Op], values: &'a Interner, store: Store, budget: u64) -> Self {
+        let contents = Contents::new(values, store);
         let mut owned: Vec<u64> =
             ops.iter().filter(|op| op.request != Request::Get && op.cas != 0).map(|op| op.cas).collect();
         owned.sort_unstable();
@@ -219,9 +219,8 @@ impl<'a> Search<'a> {
         });
         let mut orphans: Vec<u64> = seen.filter(|&cas| cas != 0 && owned.binary_search(&cas).is_err()).collect();
         orphans.sort_unstable();
-        let conditional = ops
-            .iter()
-            .any(|op| !matches!(op.request, Request::Get | Request::Put) || op.ttl_ms.is_some_and(|ttl_ms| ttl_ms > 0));
+        let expiring = store.evicts || ops.iter().any(|op| op.ttl_ms.is_some_and(|ttl_ms| ttl_ms > 0));
+        let conditional = expiring || ops.iter().any(|op| !matches!(op.request, Request::Get | Request::Put));
         let mut search = Self {
             ops,
             contents,
@@ -239,7 +238,7 @@ impl<'a> Search<'a> {
             junk_put: None,
             junk_replace: None,
             junk_add: None,
-            expiring: ops.iter().any(|op| op.ttl_ms.is_some_and(|ttl_ms| ttl_ms > 0)),
+            expiring,
             seen: HashMap::new(),
             last_read: HashMap::new(),
             work: 0,
@@ -547,7 +546,7 @@ impl<'a> Search<'a> {
         } else {
             self.steps_to_values(node, goal, forced, next);
         }
-        if state.expire().is_some() {
+        if state.expire(self.contents.store).is_some() {
             self.step(node, Step::Expire, next);
         }
     }
@@ -626,7 +625,7 @@ impl<'a> Search<'a> {
                     _ => return false,
                 }
             }
-            Step::Expire => match before.expire() {
+            Step::Expire => match before.expire(self.contents.store) {
                 Some(after) => (after, true),
                 None => return false,
             },
@@ -638,7 +637,7 @@ impl<'a> Search<'a> {
         if let Some(without) = &node.without {
             // Was the step before this one of any use to it?
             let useless = match step {
-                Step::Expire => without.expire() == Some(after),
+                Step::Expire => without.expire(self.contents.store) == Some(after),
                 Step::Known(i) if self.ops[i as usize].is_observer() => {
                     let there = self.apply(without, i);
                     there == Some(*without) || there == Some(after)
@@ -701,7 +700,7 @@ impl<'a> Search<'a> {
             let Some(between) = self.apply(before, put) else { continue };
             let same = match i {
                 Some(i) => self.apply(&between, i),
-                None => between.expire(),
+                None => between.expire(self.contents.store),
             };
             if same == Some(*after)
                 && let Err(at) = config.absorbed.binary_search(&put)
