@@ -26,6 +26,10 @@ use crate::wire::{BINARY_HEADER_LEN, UDP_HEADER_LEN, base64, opcode};
 const TICK: Duration = Duration::from_millis(20);
 /// From a fill's answer to its taking up: wide enough for a write to come between.
 const FILL_DELAY: Duration = Duration::from_micros(300);
+/// From the looking at a client's bytes to their passing on: the time in which they are in flight for sure.
+const FORWARD_DELAY: Duration = Duration::from_micros(100);
+/// Threads that ask memcached for what was missed.
+const FETCHERS: usize = 4;
 /// Longest answer that is served, in one datagram.
 const ANSWER_MAX: usize = 1400;
 
@@ -106,11 +110,14 @@ impl Fake {
         listener.set_nonblocking(true)?;
         let socket = UdpSocket::bind(front).with_context(|| format!("cannot bind {front}"))?;
         socket.set_read_timeout(Some(TICK))?;
-        let (fetch, wanted) = mpsc::channel();
+        let (fetch, wanted) = mpsc::sync_channel(FETCHERS);
+        let wanted = Arc::new(Mutex::new(wanted));
         let accepting = shared.clone();
         thread::spawn(move || accepting.accept(&listener));
-        let fetching = shared.clone();
-        thread::spawn(move || fetching.fetch(&wanted));
+        for _ in 0..FETCHERS {
+            let (fetching, wanted) = (shared.clone(), wanted.clone());
+            thread::spawn(move || fetching.fetch(&wanted));
+        }
         let serving = shared.clone();
         thread::spawn(move || serving.serve(&socket, &fetch));
         Ok(Self { shared })
@@ -277,6 +284,7 @@ impl Shared {
                 Ok(0) => break,
                 Ok(len) => {
                     self.saw(client, &buffer[..len]);
+                    thread::sleep(FORWARD_DELAY);
                     to.write_all(&buffer[..len]).ok()?;
                 }
                 Err(error) if is_timeout(&error) => {}
@@ -286,7 +294,7 @@ impl Shared {
         to.shutdown(Shutdown::Write).ok()
     }
 
-    fn serve(self: Arc<Self>, socket: &UdpSocket, fetch: &mpsc::Sender<Vec<u8>>) -> Option<()> {
+    fn serve(self: Arc<Self>, socket: &UdpSocket, fetch: &mpsc::SyncSender<Vec<u8>>) -> Option<()> {
         let mut upstream: HashMap<SocketAddr, (u64, UdpSocket)> = HashMap::new();
         let mut buffer = vec![0; 1 << 16];
         while !self.stopped() {
@@ -321,7 +329,8 @@ impl Shared {
             }
             let _ = to.send(datagram);
             for key in keys.iter().flat_map(|(keys, _)| keys) {
-                let _ = fetch.send(key.to_vec());
+                // One that finds all fetchers busy is left for the next time.
+                let _ = fetch.try_send(key.to_vec());
             }
         }
         Some(())
@@ -382,8 +391,11 @@ impl Shared {
             let idle = state.idle_until.is_some_and(|until| Instant::now() < until);
             let in_flight = idle || state.pending.values().any(|text| names(text, key) || flushes(text));
             if !in_flight || matches!(self.bug, Bug::InFlightServed | Bug::StaleFill) {
-                state.fetched.insert(key.to_vec(), false);
-                return true;
+                // Whoever asks for it already goes on.
+                return state.fetched.insert(key.to_vec(), false).is_none_or(|spoiled| {
+                    state.fetched.insert(key.to_vec(), spoiled);
+                    false
+                });
             }
             drop(state);
             thread::sleep(Duration::from_micros(100));
@@ -392,12 +404,13 @@ impl Shared {
     }
 
     /// Asks memcached for keys, and takes up what it says.
-    fn fetch(&self, wanted: &mpsc::Receiver<Vec<u8>>) -> Option<()> {
+    fn fetch(&self, wanted: &Mutex<mpsc::Receiver<Vec<u8>>>) -> Option<()> {
         let mut asking = TcpStream::connect(self.memcached).ok()?;
         asking.set_nodelay(true).ok()?;
         let mut answers = BufReader::new(asking.try_clone().ok()?);
         while !self.stopped() {
-            let Ok(key) = wanted.recv_timeout(TICK) else { continue };
+            let key = wanted.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(TICK);
+            let Ok(key) = key else { continue };
             if key.iter().any(|byte| !byte.is_ascii_graphic()) {
                 continue;
             }
@@ -456,9 +469,9 @@ fn ask(to: &mut TcpStream, from: &mut impl BufRead, key: &[u8], asked: Instant) 
     let mut value = vec![0; length + 2];
     from.read_exact(&mut value)?;
     value.truncate(length);
-    // Seconds left, by a clock that ticks once in each.
+    // Seconds left, by a clock that is a second late at most, and may then go two at once.
     let left: i64 = flag('t').and_then(|word| word.parse().ok()).unwrap_or(-1);
-    let until = (left >= 0).then(|| asked + Duration::from_secs((left - 1).max(0) as u64));
+    let until = (left >= 0).then(|| asked + Duration::from_secs((left - 2).max(0) as u64));
     let flags = flag('f').unwrap_or("0").to_owned();
     let cas = flag('c').and_then(|word| word.parse().ok()).unwrap_or(0);
     Ok(Some(Cached { flags, value, cas, until }))

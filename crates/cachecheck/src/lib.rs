@@ -5,7 +5,9 @@
 //! space into which bugs can be planted: what judges a cache has to find each of them. [`server`] starts the servers.
 
 pub mod fake;
+pub mod mixed;
 pub mod server;
 pub mod stream;
+pub mod talk;
 pub mod twin;
 pub mod wire;

@@ -9,10 +9,12 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use underpass_bench::process::{self, Daemon, Directory, STOP};
-use underpass_rack::{Config, Host, Rack};
+use underpass_rack::{Config, Fault, Host, Links, Probability, Rack};
 
 /// Where memcached listens.
 pub const PORT: u16 = 11211;
+/// How long a frame is held that others are to overtake.
+const REORDER_HOLD: Duration = Duration::from_micros(300);
 const START: Duration = Duration::from_secs(30);
 
 /// How memcached is run.
@@ -144,4 +146,21 @@ impl Server {
 pub fn rack(purpose: &str) -> Result<Rack> {
     let name = format!("{purpose}-{}", std::process::id());
     Ok(Rack::up(&Config::of_hosts(&name, &["client", "plain", "fast"]))?)
+}
+
+/// Has one frame in a hundred lost and as many overtaken, on every link; and lets TCP repeat what was lost soon, lest nothing
+/// happens meanwhile.
+///
+/// # Errors
+/// When the rack is not whole.
+pub fn make_rough(rack: &Rack) -> Result<()> {
+    let one_percent = Probability::new(0.01)?;
+    let fault = Fault { loss: one_percent, reorder: one_percent, reorder_hold: REORDER_HOLD, ..Fault::default() };
+    rack.set_fault(Links::ALL, &fault)?;
+    for host in rack.hosts() {
+        let route = format!("route replace {} dev {} src {} rto_min 5ms", host.subnet, host.ifname, host.addr);
+        let output = host.command("ip")?.args(route.split(' ')).output()?;
+        ensure!(output.status.success(), "ip {route}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(())
 }
