@@ -518,35 +518,35 @@ pub fn random(seed: u64, length: usize, datagrams: bool) -> Stream {
     Stream { name: format!("random stream, seed {seed}"), steps }
 }
 
-/// Lifetimes that end while somebody watches. Servers keep time in seconds of their own, so nothing is read between one second
-/// before an end and a little after it.
+/// Lifetimes that end while somebody watches. Servers keep time in seconds of their own, sometimes two at once, so nothing is
+/// read between two seconds before an end and a little after it.
 pub fn lifetimes(prefix: &str) -> Stream {
     let key = |name: &str| format!("{prefix}.{name}").into_bytes();
     let names = ["stored", "touched", "kept", "shortened", "gat", "ms", "binary", "flushed"];
     let mut steps = Vec::new();
-    for (name, lifetime) in names.iter().zip([3, 0, 3, 1000, 0, 0, 0, 0]) {
+    for (name, lifetime) in names.iter().zip([5, 0, 5, 1000, 0, 0, 0, 0]) {
         let stored = store("set", &key(name), 1, lifetime, name.as_bytes(), "");
         steps.push(send(Speech::Text, 0, vec![stored], After::Barrier));
         steps.push(Step::Warm(key(name)));
     }
     let text = |request: Vec<u8>| send(Speech::Text, 0, vec![request], After::Barrier);
-    steps.push(text(line("touch", &key("touched"), " 3")));
+    steps.push(text(line("touch", &key("touched"), " 5")));
     steps.push(text(line("touch", &key("kept"), " 0")));
-    steps.push(text(line("touch", &key("shortened"), " 3 noreply")));
-    steps.push(text(line("gat 3", &key("gat"), "")));
-    steps.push(text(meta_set(&key("ms"), b"ms", " T3")));
-    let touch = Binary::new(opcode::TOUCH, &key("binary")).extras(&[3]).bytes();
+    steps.push(text(line("touch", &key("shortened"), " 5 noreply")));
+    steps.push(text(line("gat 5", &key("gat"), "")));
+    steps.push(text(meta_set(&key("ms"), b"ms", " T5")));
+    let touch = Binary::new(opcode::TOUCH, &key("binary")).extras(&[5]).bytes();
     steps.push(send(Speech::Binary, 1, vec![touch], After::Barrier));
-    // 1.5 s: all are there. 4.5 s: only those without an end are.
-    for pause in [0, 1500, 3000] {
+    // 1.5 s: all are there. 6.5 s: only those without an end are.
+    for pause in [0, 1500, 5000] {
         steps.push(Step::Sleep(Duration::from_millis(pause)));
         for name in names {
             steps.push(Step::Warm(key(name)));
             steps.push(get("gets", &[&key(name)]));
         }
     }
-    steps.push(text(b"flush_all 3\r\n".to_vec()));
-    for pause in [0, 1500, 3000] {
+    steps.push(text(b"flush_all 5\r\n".to_vec()));
+    for pause in [0, 1500, 5000] {
         steps.push(Step::Sleep(Duration::from_millis(pause)));
         steps.push(Step::Warm(key("flushed")));
         steps.push(get("gets", &[&key("kept"), &key("flushed")]));
