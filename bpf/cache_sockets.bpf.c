@@ -209,9 +209,9 @@ static __always_inline void harden(struct uc_conn *conn)
 	}
 }
 
-static __always_inline void add(struct uc_conn *conn, bool read)
+static __always_inline void add(struct uc_conn *conn, __u32 which, bool read)
 {
-	__u32 which = key_word(&conn->stream), pending = conn->pending;
+	__u32 pending = conn->pending;
 
 	harden(conn);
 	read = read && pending == 0 && conn->commands == 0;
@@ -248,11 +248,11 @@ static __always_inline void obey(struct uc_conn *conn, __u32 event)
 	switch (event) {
 	case UC_EVENT_READ:
 		count(UC_COUNT_READ);
-		add(conn, true);
+		add(conn, key_word(&conn->stream), true);
 		return;
 	case UC_EVENT_WRITE:
 		count(UC_COUNT_WRITE);
-		add(conn, false);
+		add(conn, key_word(&conn->stream), false);
 		if (conn->stream.flags & UC_STREAM_STALE) {
 			c = the_control();
 			if (c)
@@ -298,6 +298,89 @@ static __always_inline void completed(struct uc_conn *conn)
 	conn->complete = conn->pending;
 	if (conn->commands < 2)
 		conn->commands++;
+}
+
+/*
+ * Digits at at, nine at most, and where they end, in the upper half; 0: there are none, or more. A global function: the
+ * verifier looks at it once, for any place.
+ */
+__noinline __u64 plain_number(const struct uc_conn *conn, __u32 at)
+{
+	__u32 number = 0;
+
+	if (!conn)
+		return 0;
+
+	for (__u32 i = 0; i < 10; i++) {
+		__u8 digit = conn->scratch[(at + i) & (UC_SCRATCH - 1)] - '0';
+
+		if (digit > 9)
+			return i > 0 ? (__u64)(at + i) << 32 | number : 0;
+		number = number * 10 + digit;
+	}
+	return 0;
+}
+
+/*
+ * The commands that there are most of, as they are mostly written: `get KEY` and `set KEY FLAGS TIME LENGTH`, whole and at
+ * the beginning of scratch. The same as stream_step() for each byte of them, in a tenth of the time. Returns the bytes
+ * taken; 0: it is something else.
+ */
+static __always_inline __u32 plain(struct uc_conn *conn, __u32 len)
+{
+	struct uc_stream *s = &conn->stream;
+	__u32 first = *(const __u32 *)conn->scratch, key_len = 0, at;
+	bool get = first == UC_W4('g', 'e', 't', ' ');
+	__u64 hash = settings.secret[0], flags, time, length;
+
+	if (s->mode > UC_MODE_TEXT || s->line || s->skip || (!get && first != UC_W4('s', 'e', 't', ' ')))
+		return 0;
+	for (__u32 i = 0; i < UC_KEY_ROOM / 8; i++) {
+		__u64 word = *(const __u64 *)(conn->scratch + 4 + 8 * i);
+		/* The first byte below 0x21. */
+		__u64 low = (word - 0x2121212121212121ULL) & ~word & 0x8080808080808080ULL;
+
+		if (low) {
+			__u32 bytes = (((low & -low) - 1) & 0x0101010101010101ULL) * 0x0101010101010101ULL >> 56;
+
+			bytes = (bytes - 1) & 7;
+			key_len = 8 * i + bytes;
+			if (bytes)
+				hash = hash_word(hash, low_bytes(word, bytes));
+			break;
+		}
+		hash = hash_word(hash, word);
+	}
+	if (key_len == 0 || key_len > UC_KEY_MAX)
+		return 0;
+	hash = hash_end(hash, key_len);
+	at = 4 + key_len;
+	if (!get) {
+		if (conn->scratch[at & (UC_SCRATCH - 1)] != ' ')
+			return 0;
+		flags = plain_number(conn, at + 1);
+		at = flags >> 32;
+		if (!flags || conn->scratch[at & (UC_SCRATCH - 1)] != ' ')
+			return 0;
+		time = plain_number(conn, at + 1);
+		at = time >> 32;
+		if (!time || conn->scratch[at & (UC_SCRATCH - 1)] != ' ')
+			return 0;
+		length = plain_number(conn, at + 1);
+		at = length >> 32;
+		if (!length)
+			return 0;
+	}
+	if (at + 2 > len || conn->scratch[at & (UC_SCRATCH - 1)] != '\r' ||
+	    conn->scratch[(at + 1) & (UC_SCRATCH - 1)] != '\n')
+		return 0;
+	s->mode = UC_MODE_TEXT;
+	if (!get)
+		s->skip = (__u64)(__u32)length + 2;
+	count(get ? UC_COUNT_READ : UC_COUNT_WRITE);
+	add(conn, hash_set(hash) * UC_SET_WORDS + hash_which(hash), get);
+	completed(conn);
+	return at + 2;
 }
 
 static long feed_byte(__u32 index, void *ctx)
@@ -349,9 +432,16 @@ static long feed_piece(__u32 index, void *ctx)
 			return 1;
 		}
 		count_many(UC_COUNT_BYTES, len);
-		f->at = 0;
+		f->at = plain(conn, len);
 		f->len = len;
-		bpf_loop(UC_SCRATCH, feed_byte, f, 0);
+		/* All that is left is a value, or nothing. */
+		if (f->at < len && s->skip >= len - f->at) {
+			s->skip -= len - f->at;
+			f->at = len;
+			completed(conn);
+		}
+		if (f->at < len)
+			bpf_loop(UC_SCRATCH, feed_byte, f, 0);
 		len = f->at;
 	}
 	f->from += len;

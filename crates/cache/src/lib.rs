@@ -5,6 +5,7 @@
 
 pub mod agent;
 pub mod cli;
+pub mod connection;
 pub mod hash;
 pub mod kernel;
 pub mod memcached;

@@ -1,0 +1,165 @@
+//! What one connection of memcached's has in flight: pure. `bpf/cache_sockets.bpf.c` is a refinement of it.
+//!
+//! A key is in flight from the read that brought it until memcached has obeyed the command: that is known when it reads the
+//! connection again (it obeys every whole command that it has first), or sends a reply and had one command only. A read's
+//! reply tells besides whether it found the item.
+
+use underpass_abi::cache::{UC_MODE_LOST, UC_MODE_TEXT, UC_PENDING_MAX, UC_STREAM_LONG, uc_stream};
+
+use crate::stream::{self, Event};
+
+/// A change of words. Keys are those of the commands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A read that is alone.
+    BeginRead(Vec<u8>),
+    /// Any other command, or a read that is not alone.
+    Begin(Vec<u8>),
+    /// A read that was alone is not any more.
+    Harden(Vec<u8>),
+    /// The read was answered, or may have been: whether by a value.
+    EndRead(Vec<u8>, bool),
+    /// The command was obeyed.
+    End(Vec<u8>),
+    /// What may be about any key.
+    BeginAll,
+    /// It is over.
+    EndAll,
+    /// A flush that is to come: the agent is told, and ends it.
+    FlushLater,
+}
+
+/// One connection.
+#[derive(Clone, Debug, Default)]
+pub struct Connection {
+    stream: uc_stream,
+    pending: Vec<Vec<u8>>,
+    complete: usize,
+    commands: u8,
+    read: bool,
+    holds_all: bool,
+    filled: bool,
+    /// Not followed, but the last read ended with a line; and it was alone.
+    line: bool,
+    alone: bool,
+}
+
+impl Connection {
+    /// A read came back: with bytes, that filled memcached's buffer or not; none: there were none.
+    pub fn receive(&mut self, bytes: Option<&[u8]>, filled: bool, emit: &mut dyn FnMut(Change)) {
+        (self.line, self.alone) = (false, false);
+        if !(u32::from(self.stream.flags) & UC_STREAM_LONG != 0 && self.filled) {
+            self.end_complete(false, emit);
+        }
+        let Some(bytes) = bytes else { return };
+        self.filled = filled;
+        let mut left = bytes;
+        while !left.is_empty() && !self.lost() {
+            if self.stream.skip > 0 {
+                let pass = self.stream.skip.min(left.len() as u64);
+                self.stream.skip -= pass;
+                left = &left[pass as usize..];
+            } else {
+                let event = stream::step(&mut self.stream, left[0]);
+                left = &left[1..];
+                if let Some(event) = event {
+                    self.obey(event, emit);
+                }
+            }
+            if stream::at_boundary(&self.stream) {
+                self.complete = self.pending.len();
+                self.commands = (self.commands + 1).min(2);
+            }
+        }
+        if self.lost() {
+            self.hold_all(emit);
+            self.look(bytes);
+            return;
+        }
+        stream::end_of_read(&mut self.stream);
+    }
+
+    /// A reply was sent that begins with this byte.
+    pub fn replied(&mut self, first: u8, emit: &mut dyn FnMut(Change)) {
+        if std::mem::take(&mut self.line) {
+            if first < 0x80 {
+                self.stream.mode = UC_MODE_TEXT as u8;
+                (self.stream.line, self.stream.skip) = (0, 0);
+                if self.alone {
+                    self.complete = self.pending.len();
+                    self.end_complete(false, emit);
+                }
+            }
+            return;
+        }
+        let whole = self.complete == self.pending.len() && stream::at_boundary(&self.stream);
+        if self.commands == 1 && whole && !self.lost() {
+            self.end_complete(first == b'V', emit);
+        }
+    }
+
+    /// memcached has closed it.
+    pub fn ended(&mut self, emit: &mut dyn FnMut(Change)) {
+        self.complete = self.pending.len();
+        (self.stream.line, self.stream.skip) = (0, 0);
+        self.end_complete(false, emit);
+    }
+
+    fn lost(&self) -> bool {
+        u32::from(self.stream.mode) == UC_MODE_LOST
+    }
+
+    fn hold_all(&mut self, emit: &mut dyn FnMut(Change)) {
+        if !std::mem::replace(&mut self.holds_all, true) {
+            emit(Change::BeginAll);
+        }
+    }
+
+    fn obey(&mut self, event: Event, emit: &mut dyn FnMut(Change)) {
+        if std::mem::take(&mut self.read) {
+            emit(Change::Harden(self.pending[0].clone()));
+        }
+        match event {
+            Event::Read | Event::Write if self.pending.len() == UC_PENDING_MAX as usize => self.hold_all(emit),
+            Event::Read | Event::Write => {
+                let key = stream::key(&self.stream).to_vec();
+                self.read = event == Event::Read && self.pending.is_empty() && self.commands == 0;
+                emit(if self.read { Change::BeginRead(key.clone()) } else { Change::Begin(key.clone()) });
+                self.pending.push(key);
+            }
+            Event::Other => {}
+            Event::Forget | Event::Flush | Event::Lost => {
+                if event == Event::Flush && self.stream.number > 0 {
+                    emit(Change::FlushLater);
+                }
+                self.hold_all(emit);
+            }
+        }
+    }
+
+    fn end_complete(&mut self, hit: bool, emit: &mut dyn FnMut(Change)) {
+        if self.complete > 0 && std::mem::take(&mut self.read) {
+            emit(Change::EndRead(self.pending[0].clone(), hit));
+            self.pending.clear();
+        } else {
+            self.pending.drain(..self.complete).for_each(|key| emit(Change::End(key)));
+        }
+        self.complete = 0;
+        self.commands = 0;
+        if self.holds_all && (stream::at_boundary(&self.stream) || self.lost()) {
+            self.holds_all = false;
+            emit(Change::EndAll);
+        }
+    }
+
+    /// Whether the next reply would tell that this read ended where a command did: `look()` in the kernel says why.
+    fn look(&mut self, bytes: &[u8]) {
+        let lines = bytes.iter().filter(|&&b| b == b'\n').count();
+        if bytes.len() > 512 || !matches!(lines, 1 | 2) || bytes.last() != Some(&b'\n') {
+            return;
+        }
+        let last = bytes.split_inclusive(|&b| b == b'\n').next_back().expect("there is a line");
+        self.alone = lines == 1;
+        self.line = self.alone || !b"sarpcm ".contains(&last[0]);
+    }
+}
