@@ -69,7 +69,9 @@ pub enum Mutant {
     DelayedGrant,
     /// Section 7: a stamp is echoed before all members answered a heartbeat sent after it came.
     EchoAtOnce,
-    /// Section 4: a tombstone is dropped while a learner copies.
+    /// Hole 25: a learner acknowledges a write of which it has copied the record alone.
+    RecordIsEnough,
+    /// Section 4: a learner drops tombstones that are stable.
     TombstoneDropped,
     /// Section 7: a life takes packets of epochs before it joined.
     OldEpochWrite,

@@ -118,6 +118,18 @@ pub const SHORT: &[Scope] = &[
         ..COARSE
     },
     Scope {
+        name: "join, tombstone",
+        members: 0b01,
+        learner: Some(1),
+        changes: 1,
+        at_once: true,
+        scripts: &[&[(Put, 0), (Delete, 0)]],
+        stable: true,
+        reads: false,
+        goals: &[Goal::Promoted, Goal::TombstoneDropped],
+        ..COARSE
+    },
+    Scope {
         name: "rejoin, tombstone",
         filled: true,
         members: 0b01,
@@ -353,6 +365,7 @@ pub const CAUGHT: &[(Mutant, &str)] = &[
     (Mutant::PullWithoutRecord, "take-over"),
     (Mutant::RecordsLast, "join"),
     (Mutant::ConvergeIgnoresRecords, "take-over"),
+    (Mutant::RecordIsEnough, "join, tombstone"),
     (Mutant::HalfLearner, "take-over in a join"),
     (Mutant::OneStepSwitch, "removal"),
     (Mutant::ChangeDonor, "join, donor lost"),
@@ -376,4 +389,5 @@ pub const CAUGHT: &[(Mutant, &str)] = &[
 pub const REDUNDANT: &[(Mutant, &str)] = &[
     // A DELETE waits at a learner for the chain of its key, so what is copied late is never older than a dropped tombstone.
     (Mutant::TombstoneDropped, "rejoin, tombstone"),
+    (Mutant::TombstoneDropped, "join, tombstone"),
 ];

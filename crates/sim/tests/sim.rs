@@ -54,6 +54,21 @@ fn caught(name: &str) -> (u64, &'static str) {
     (*seed, failure.violation.invariant)
 }
 
+/// Rules that hardly anything but a story puts to the test.
+#[test]
+fn stories_test_what_they_are_made_for() {
+    for (name, invariant) in [
+        ("keep_bits", "committed-everywhere"),
+        ("any_epoch_ack", "committed-everywhere"),
+        ("no_freeze", "one-effect"),
+        ("forget_sessions", "one-effect"),
+        ("ignore_lease", "one-coordinator"),
+    ] {
+        let (seed, by) = caught(name);
+        assert_eq!(by, invariant, "{name}, seed {seed}");
+    }
+}
+
 #[test]
 fn a_failing_run_is_made_smaller_and_fails_alike() {
     let (seed, invariant) = caught("ignore_bound");

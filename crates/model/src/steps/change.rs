@@ -147,7 +147,7 @@ impl Steps<'_> {
             }
             let (donor, life) = replica.donor;
             let source = &state.replicas[donor as usize];
-            // The donor knows that this learner is a member: it keeps tombstones.
+            // The donor knows that this learner is a member.
             let knows = source.config.tenure == record.tenure && source.config.epoch >= replica.joined;
             if life == 0 || source.life != life || !knows {
                 continue;

@@ -105,18 +105,18 @@ impl Steps<'_> {
         let (kind, key) = self.model.scope.write_of(op);
         let record = replica.records[op.session as usize];
         let again = self.model.is(Mutant::RetryIsNew) && record.request == op.request && record.seq < seq;
+        let new = record.request < op.request || self.is_ahead(r, &record, key);
         if record.request > op.request {
             return;
         }
         // A learner executes a conditional write on the chain that it has copied.
-        if kind != Kind::Put && replica.learns(r) && replica.keys_copied & bit(key) == 0 && record.request < op.request
-        {
+        if kind != Kind::Put && replica.learns(r) && replica.keys_copied & bit(key) == 0 && new {
             return;
         }
         let loser = self.model.is(Mutant::IgnoredLoser);
         self.step(Action::Process { replica: r as u8, op, seq }, |next, _| {
             let replica = &mut next.replicas[r];
-            if record.request < op.request || again {
+            if new || again {
                 let before = replica.chains[key].iter().rfind(|version| version.seq < seq).map_or(0, |v| v.content);
                 let content = match kind {
                     Kind::Put => put(op),
@@ -134,6 +134,17 @@ impl Steps<'_> {
         });
     }
 
+    /// Has a learner copied the record of a write before the version that goes with it?
+    fn is_ahead(&self, r: usize, record: &Record, key: usize) -> bool {
+        let replica = &self.state.replicas[r];
+        !self.model.is(Mutant::RecordIsEnough)
+            && replica.learns(r)
+            && !replica.complete(self.model.scope.keys)
+            && !record.aborted
+            && record.seq > replica.stable
+            && replica.chains[key].iter().all(|version| version.seq != record.seq)
+    }
+
     /// A heartbeat: versions older than the newest stable one go, and with them a stable tombstone that is alone.
     fn take_stable(&mut self, r: usize, message: &Message) {
         let &Message::Stable { tenure, epoch, stable } = message else { return };
@@ -144,7 +155,7 @@ impl Steps<'_> {
         self.step(Action::TakeStable { replica: r as u8, stable }, |next, goals| {
             let replica = &mut next.replicas[r];
             replica.stable = replica.stable.max(stable);
-            let keep_tombstones = replica.config.active != replica.config.members() && !early;
+            let keep_tombstones = replica.learns(r) && !early;
             for chain in &mut replica.chains {
                 drop_old(chain, replica.stable);
                 if !keep_tombstones && chain.first().is_some_and(|v| v.seq <= replica.stable && v.content == 0) {
