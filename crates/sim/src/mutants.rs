@@ -27,7 +27,7 @@ impl std::fmt::Debug for Mutant {
 
 macro_rules! mutants {
     ($($role:ident $name:ident: $breaks:literal;)+) => {
-        /// Every mutant that a simulation can show. (`coordinator::Published::bound_first` is harmless.)
+        /// Every mutant that a simulation can show; `docs/testing.md` says what shows the others.
         pub const ALL: &[Mutant] = &[$(Mutant {
             name: stringify!($name),
             breaks: $breaks,
@@ -64,10 +64,8 @@ mutants! {
     Replica abort_is_processed: "hole 14";
     Replica pull_ignores_stable: "what is stable is not pulled";
     Replica execute_uncopied: "a conditional write waits for its chain";
-    Replica half_learner: "hole 17";
     Replica accept_former_life: "a life takes nothing of epochs before it joined";
     Agent lease_of_active: "the lease is granted by learners, too";
-    Agent one_step_removal: "a removed member is in must_ack until no CPU uses it";
     Agent skip_settled: "a take-over waits unless the record was settled";
     Agent no_wait: "hole 10";
     Agent abort_early: "hole 14";
