@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * What memcached makes of the bytes of one connection. A refinement of crates/cache/src/stream.rs, function by function,
- * which says why; crates/cache/tests/kernel_stream.rs holds the two together.
+ * which says why; crates/cache/tests/refinement_stream.rs holds the two together.
  */
 #ifndef UNDERPASS_LIB_STREAM_H
 #define UNDERPASS_LIB_STREAM_H

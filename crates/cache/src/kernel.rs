@@ -128,7 +128,9 @@ impl Kernel {
                     .context("sharing a table")?;
             }
         }
-        let sockets = open.load().context("loading the socket programs")?;
+        let sockets = open.load().context(
+            "loading the socket programs (they need Linux 6.3 or newer, with the tracepoints sock_recv_length and sock_send_length)",
+        )?;
         Ok(Self {
             settings,
             sizes,

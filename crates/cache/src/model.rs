@@ -235,10 +235,13 @@ fn connection(state: &State, at: usize, scope: Scope, mutant: Option<Mutant>, em
     match state.connections[at] {
         Connection::Idle if state.commands == scope.commands => {}
         Connection::Idle => {
-            let lifetimes: &[u8] = if scope.time > 0 { &[0, 2, 3] } else { &[0] };
+            // With lifetimes only what bears on them: the rest is explored without.
+            let (lifetimes, others): (&[u8], &[Command]) = match scope.time {
+                0 => (&[0], &[Command::Delete, Command::Get, Command::PipelinedGet, Command::Lost]),
+                _ => (&[0, 2, 3], &[Command::Get]),
+            };
             let sets = lifetimes.iter().map(|&lifetime| Command::Set(lifetime));
-            let others = [Command::Delete, Command::Get, Command::PipelinedGet, Command::Lost];
-            for command in sets.chain(others) {
+            for command in sets.chain(others.iter().copied()) {
                 let mut next = state.clone();
                 next.commands += 1;
                 next.connections[at] = Connection::Delivered(command);

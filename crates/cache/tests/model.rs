@@ -5,7 +5,7 @@ use underpass_cache::model::{MUTANTS, Mutant, Scope, explore};
 /// Races: no lifetimes.
 const RACES: Scope = Scope { commands: 4, fills: 2, evictions: 1, time: 0 };
 /// Lifetimes: fewer commands, some seconds.
-const LIFETIMES: Scope = Scope { commands: 2, fills: 1, evictions: 0, time: 10 };
+const LIFETIMES: Scope = Scope { commands: 2, fills: 1, evictions: 0, time: 13 };
 
 #[test]
 fn no_hit_is_stale() {

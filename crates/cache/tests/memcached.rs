@@ -419,3 +419,115 @@ fn who_cannot_be_accelerated_is_told_why() {
     let nobody = enter(&net.server, || format!("{:#}", Memcached::find(ADDR.parse().unwrap()).unwrap_err()));
     assert!(nobody.contains("nobody listens"));
 }
+
+/// Plays the binary: run by the tests below in a process of its own.
+#[test]
+fn command_line() {
+    #[derive(clap::Parser)]
+    struct Arguments {
+        #[command(subcommand)]
+        command: underpass_cache::cli::Command,
+    }
+    if let Ok(arguments) = std::env::var("UNDERPASS_CACHE_TEST") {
+        let arguments: Arguments = clap::Parser::parse_from(["cache"].into_iter().chain(arguments.split(' ')));
+        if let Err(error) = underpass_cache::cli::run(arguments.command) {
+            eprintln!("error: {error:#}");
+            std::process::exit(1);
+        }
+    }
+}
+
+impl Net {
+    fn cache(&self, arguments: &str) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.server]).arg(std::env::current_exe().unwrap());
+        command.args(["command_line", "--exact", "--nocapture"]).env("UNDERPASS_CACHE_TEST", arguments);
+        command
+    }
+
+    /// A process in front of memcached; returns once it has said so.
+    fn attached(&self) -> (Server, BufReader<std::process::ChildStdout>) {
+        let mut command = self.cache(&format!("attach --dev s0 --memcached {ADDR} --memory 2"));
+        let mut child = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        announced(&mut out);
+        (Server(child), out)
+    }
+
+    fn hits(&self) -> u64 {
+        let out = self.cache("stats --json").output().unwrap();
+        let text = String::from_utf8(out.stdout).unwrap();
+        let json = &text[text.find('{').expect("a report")..=text.rfind('}').unwrap()];
+        kernel(&serde_json::from_str(json).unwrap(), "hits")
+    }
+
+    fn has_program(&self) -> bool {
+        let out = Command::new("ip").args(["-n", &self.server, "link", "show", "s0"]).output().unwrap();
+        String::from_utf8_lossy(&out.stdout).contains("xdp")
+    }
+}
+
+fn announced(out: &mut impl BufRead) {
+    let mut line = String::new();
+    while !line.starts_with("attached") {
+        line.clear();
+        assert!(out.read_line(&mut line).unwrap() > 0, "it ended without a word");
+    }
+}
+
+fn signal(process: &Server, signal: nix::sys::signal::Signal) {
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(process.0.id() as i32), signal).unwrap();
+}
+
+#[test]
+fn it_follows_a_new_memcached_and_leaves_nothing_behind() {
+    let Some(net) = Net::new("life") else { return };
+    let server = net.memcached("-t 1");
+    let (cache, mut out) = net.attached();
+    let value = b"VALUE k 0 1\r\nx\r\nEND\r\n";
+    let fill = || {
+        let mut client = net.client();
+        client.tcp(&[b"set k 0 0 1\r\nx\r\n"], 1);
+        client.warm("k");
+        assert_eq!(client.get("k"), value);
+    };
+    fill();
+    assert!(net.hits() > 0);
+    // Another one: what the first one had is gone.
+    drop(server);
+    let server = net.memcached("-t 1");
+    announced(&mut out);
+    assert_eq!(net.client().get("k"), b"END\r\n");
+    fill();
+    assert!(net.hits() > 0);
+    assert!(
+        !net.cache(&format!("attach --dev s0 --memcached {ADDR}")).status().unwrap().success(),
+        "two on one device"
+    );
+    // Detached in order.
+    assert!(net.cache("detach").status().unwrap().success());
+    assert!(!net.has_program());
+    assert_eq!(net.client().get("k"), value);
+    drop(cache);
+    // Killed.
+    let (cache, _out) = net.attached();
+    fill();
+    assert!(net.has_program());
+    signal(&cache, nix::sys::signal::Signal::SIGKILL);
+    drop(cache);
+    let until = Instant::now() + WAIT;
+    while net.has_program() {
+        assert!(Instant::now() < until, "the program stays");
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(net.client().get("k"), value);
+    // And once more, after that.
+    let (cache, _out) = net.attached();
+    fill();
+    assert!(net.hits() > 0);
+    signal(&cache, nix::sys::signal::Signal::SIGTERM);
+    while net.has_program() {
+        thread::sleep(Duration::from_millis(10));
+    }
+    drop(server);
+}
