@@ -553,6 +553,8 @@ static __always_inline void end_complete(struct uc_conn *conn, bool hit)
 		word_add(conn->words[0], hit ? -UC_READ : UC_GENERATION - UC_READ);
 		count(hit ? UC_COUNT_READ_HIT : UC_COUNT_READ_MISSED);
 		conn->flags &= ~UC_CONN_READ;
+	} else if (complete == 1 && conn->pending == 1) {
+		word_add(conn->words[0], -UC_WRITE);
 	} else if (complete) {
 		bpf_loop(complete, end_one, &conn, 0);
 		if (conn->pending > complete)

@@ -44,6 +44,8 @@ const REFUSED_MS: u64 = 10_000;
 const REFUSED_MAX: usize = 65_536;
 /// Flushes that are to come and are kept apart.
 const FLUSHES_MAX: usize = 16;
+/// How long memcached is given for the commands that it had in hand when it began to be followed.
+const SETTLE: Duration = Duration::from_millis(250);
 /// memcached takes a longer delay for a time.
 const DELAY_MAX_S: u64 = 60 * 60 * 24 * 30;
 
@@ -213,6 +215,9 @@ impl Agent {
                 }
             }
         })?;
+        // What memcached received before anybody looked it has obeyed by then: else it could change an item after this one
+        // asked for it.
+        std::thread::sleep(SETTLE);
         kernel.serve_until(u64::MAX);
         kernel.attach(ifindex, options.mode)?;
         Ok(Self {

@@ -341,6 +341,38 @@ fn lifetimes_end_in_the_kernel_as_they_do_in_memcached() {
     attached.end();
 }
 
+/// A value that memcached takes from datagrams that follow, header and all; and what it makes of half a command.
+#[test]
+fn commands_over_udp_are_heeded_however_cut() {
+    let Some(net) = Net::new("udp") else { return };
+    let _server = net.memcached("-t 1");
+    let attached = net.attach(2);
+    let mut client = net.client();
+    let raw = |client: &Client, bytes: &[u8]| assert_eq!(client.udp.send(bytes).unwrap(), bytes.len());
+    let head = [0xff, 0xff, 0, 0, 0, 1, 0, 0];
+    for round in 0..20 {
+        assert_eq!(client.tcp(&[b"set k 0 0 1\r\nx\r\n"], 1), b"STORED\r\n");
+        client.warm("k");
+        assert_eq!(client.get("k"), b"VALUE k 0 1\r\nx\r\nEND\r\n", "round {round}");
+        raw(&client, &[&head[..], b"set k 0 0 10\r\nabc"].concat());
+        thread::sleep(Duration::from_millis(1));
+        raw(&client, b"defghij\r\n");
+        thread::sleep(Duration::from_millis(5));
+        assert_eq!(client.get("k"), b"VALUE k 0 10\r\nabcdefghij\r\nEND\r\n", "round {round}");
+        // Half a line is forgotten with the next datagram; one of several datagrams, and one too short, at once.
+        raw(&client, &[&head[..], b"set k 0 0 10"].concat());
+        raw(&client, &[&[0xff, 0xff, 0, 0, 0, 2, 0, 0], &b"set k 0 0 1\r\ny\r\n"[..]].concat());
+        raw(&client, b"set");
+        client.warm("k");
+        assert_eq!(client.get("k"), b"VALUE k 0 10\r\nabcdefghij\r\nEND\r\n", "round {round}");
+        raw(&client, &[&head[..], b"delete k noreply\r\n"].concat());
+        thread::sleep(Duration::from_millis(5));
+        assert_eq!(client.get("k"), b"END\r\n", "round {round}");
+    }
+    let report = attached.end();
+    assert!(kernel(&report, "hits") > 100 && kernel(&report, "seen_lost") == 0, "{report:#}");
+}
+
 /// A register under many readers and writers, by TCP, UDP and `noreply`: readers see versions that only grow, and never one
 /// older than what was acknowledged before they asked.
 #[test]
