@@ -215,6 +215,8 @@ pub struct World<'a> {
     splits: BTreeMap<usize, Vec<Host>>,
     /// Who is suspended, by fault.
     suspended: BTreeMap<usize, Host>,
+    /// Which kind of machines stood still in this run: both would be more than protocol.md, section 7, assumes of clocks.
+    suspends_replicas: Option<bool>,
     stranded: Vec<Stranded>,
     healed_at: Option<u64>,
     probing: bool,
@@ -283,6 +285,7 @@ impl<'a> World<'a> {
             armed: Vec::new(),
             splits: BTreeMap::new(),
             suspended: BTreeMap::new(),
+            suspends_replicas: None,
             stranded: Vec::new(),
             healed_at: None,
             probing: false,

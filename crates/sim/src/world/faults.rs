@@ -109,7 +109,10 @@ impl World<'_> {
                     Target::Host(host) => Some(host),
                     Target::CoordinatorOf(shard) => self.coordinator_of(shard),
                 };
-                if let Some(host) = host {
+                let of_replica = matches!(host, Some(Host::Replica(_)));
+                if let Some(host) = host
+                    && *self.suspends_replicas.get_or_insert(of_replica) == of_replica
+                {
                     self.suspend(host);
                     self.suspended.insert(i, host);
                 }
