@@ -34,6 +34,8 @@ const CLOCK_MS: u64 = 2000;
 const NUMBER: i64 = 500_000_000;
 /// Values do not grow beyond this, so that most answers fit in a datagram.
 const LENGTH_MAX: usize = 900;
+/// Of all values where memcached is to evict: it does so among items of a size.
+const PRESSED_LENGTH: usize = 300;
 
 /// What is done, and by whom.
 #[derive(Clone, Debug)]
@@ -214,15 +216,15 @@ fn play(mix: &Mix, place: &Place, round: usize) -> Result<Vec<Operation>> {
 /// Stores one item after the other, each as large as those of the history, until it is told to stop.
 fn press(front: SocketAddrV4, number: usize, stop: &AtomicBool) -> Option<()> {
     let mut stream = TcpStream::connect(front).ok()?;
-    let value = vec![b'p'; LENGTH_MAX];
+    let value = vec![b'p'; PRESSED_LENGTH];
     let mut buffer = [0; 4096];
     for item in 0u64.. {
         if stop.load(Ordering::Relaxed) {
             break;
         }
-        let batch: Vec<u8> = (0..8)
+        let batch: Vec<u8> = (0..16)
             .flat_map(|part| {
-                let key = format!("press{number}.{}", (item * 8 + part) % 50_000);
+                let key = format!("press{number}.{}", (item * 16 + part) % 50_000);
                 store("set", key.as_bytes(), 0, 0, &value, " noreply")
             })
             .collect();
@@ -431,7 +433,7 @@ impl Client<'_> {
         let mut value = format!("c{}w{}.", self.number, self.writes).into_bytes();
         let length = match self.mix.pressure {
             0 => *[0, 0, 30, 300].choose(&mut self.random).expect("not empty"),
-            _ => LENGTH_MAX,
+            _ => PRESSED_LENGTH,
         };
         value.resize(length.max(value.len()), b'-');
         value

@@ -223,12 +223,11 @@ impl Side {
             Step::Warm(key) => {
                 let bytes = datagram(0, &wire::line("get", key, ""));
                 (0..WARM_READS)
-                    .map(|_| {
-                        let answer = self.ask(&bytes);
-                        if let Some(settle) = self.paced {
+                    .map(|read| {
+                        if let Some(settle) = self.paced.filter(|_| read > 0) {
                             thread::sleep(settle);
                         }
-                        answer
+                        self.ask(&bytes)
                     })
                     .collect()
             }
