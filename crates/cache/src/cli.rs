@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{Read, Write},
+    io::{ErrorKind, Read, Write},
     net::{Ipv4Addr, SocketAddrV4},
     os::{
         fd::{AsFd, BorrowedFd},
@@ -129,6 +129,17 @@ fn socket_path(ifindex: u32) -> Result<PathBuf> {
     Ok(Path::new(DIRECTORY).join(format!("cache-{}-{ifindex}.sock", namespace()?)))
 }
 
+/// Removes the control sockets of caches that were killed, in whatever network namespace.
+fn remove_dead() {
+    for entry in fs::read_dir(DIRECTORY).into_iter().flatten().flatten() {
+        let ours = entry.file_name().to_string_lossy().starts_with("cache-");
+        let refused = || UnixStream::connect(entry.path()).is_err_and(|e| e.kind() == ErrorKind::ConnectionRefused);
+        if ours && refused() {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
 /// The control socket of the cache that is meant.
 fn socket_of(which: &WhichArgs) -> Result<PathBuf> {
     if let Some(device) = &which.dev {
@@ -174,7 +185,7 @@ fn attach(args: AttachArgs) -> Result<()> {
         Options { device: args.dev, mode: args.mode, mib: args.memory, ways: args.ways, trusted: args.trusted };
     let mut agent = Agent::attach(options, Memcached::find(at)?)?;
     fs::create_dir_all(DIRECTORY).with_context(|| format!("creating {DIRECTORY}"))?;
-    let _ = fs::remove_file(&path);
+    remove_dead();
     let control = UnixListener::bind(&path).with_context(|| format!("listening at {}", path.display()))?;
     control.set_nonblocking(true)?;
     let result = serve(&mut agent, at, &signals, &control);

@@ -29,7 +29,7 @@ use underpass_cache::{
 use underpass_datapath::attach::Mode;
 
 const ADDR: &str = "10.77.0.1:11211";
-const WAIT: Duration = Duration::from_secs(10);
+const WAIT: Duration = Duration::from_secs(60);
 
 fn run(command: &str) {
     let mut words = command.split_whitespace();
