@@ -113,10 +113,9 @@ fn a_paused_etcd_leaves_outcomes_unknown_and_roles_lost_until_it_runs() {
     a.no_role(Duration::from_millis(500));
     etcd.resume();
     // The server finds the store in its socket. That is over when the record is told: what follows is stored at once.
-    let (revision, read) = a.until_record(SOON);
+    let (revision, read) = a.until_record_and_role(SOON);
     assert!(matches!(read.as_ref().unwrap().epoch, 1 | 2), "{read:?}");
     a.stored(revision, record(3, endpoint(1)));
-    a.until_role(true, SOON);
     a.until_no_trouble(SOON);
 }
 
@@ -136,9 +135,8 @@ fn a_killed_etcd_is_found_again() {
     a.until_role(false, 2 * TTL);
     etcd.restart();
     // Under a new revision: the store of unknown outcome cannot replace it any more.
-    let (settled, read) = a.until_record(SOON);
+    let (settled, read) = a.until_record_and_role(SOON);
     assert!(settled > first && read == Some(record(1, endpoint(1))), "{settled} {read:?}");
-    a.until_role(true, SOON);
     let second = a.stored(settled, record(2, endpoint(1)));
     b.until("the record, by a watch that goes on", SOON, |notice| {
         matches!(notice, Notice::Record { revision, .. } if revision == second).then_some(())
@@ -169,8 +167,7 @@ fn an_agent_unreachable_from_the_start_says_so_and_comes_in_later() {
     a.until_trouble(&["check that it runs"], SOON);
     assert!(matches!(a.store(0, record(1, endpoint(1))), StoreOutcome::Unknown(_)));
     etcd.restart();
-    assert_eq!(a.until_record(SOON), (0, None));
-    a.until_role(true, SOON);
+    assert_eq!(a.until_record_and_role(SOON), (0, None));
     a.until_no_trouble(SOON);
 }
 

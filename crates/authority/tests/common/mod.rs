@@ -323,6 +323,19 @@ impl Agent {
         })
     }
 
+    /// The first record told, once the role is held, too: either may come first.
+    pub fn until_record_and_role(&mut self, within: Duration) -> (u64, Option<Record>) {
+        let (mut role, mut first) = (false, None);
+        self.until("a record and the role", within, |notice| {
+            match notice {
+                Notice::Record { shard: 3, revision, record } => drop(first.get_or_insert((revision, record))),
+                Notice::Role { held, .. } => role = held,
+                _ => {}
+            }
+            if role { first.take() } else { None }
+        })
+    }
+
     pub fn until_trouble(&mut self, says: &[&str], within: Duration) -> String {
         self.until(&format!("trouble that says {says:?}"), within, |notice| match notice {
             Notice::Trouble { what } => says.iter().all(|word| what.contains(word)).then_some(what),
