@@ -12,3 +12,5 @@ mod load;
 mod measure;
 mod report;
 mod runner;
+
+pub use load::operation;

@@ -16,14 +16,11 @@ use nix::{
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use tempfile::TempDir;
 use underpass_check::{
-    history::{Operation, Outcome, Request as Op, Text},
+    history::{Operation, Outcome, Request as Op},
     invariants::linearizable,
 };
-use underpass_client::{Call, Client, Config, Error, Reply, ShardConfig};
-use underpass_protocol::{
-    client::Request,
-    wire::{Kind, Status},
-};
+use underpass_client::{Call, Client, Config, ShardConfig};
+use underpass_drill::operation;
 use underpass_rack::{Config as RackConfig, Rack};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_underpass");
@@ -297,63 +294,6 @@ fn act(client: &Client, rng: &mut StdRng, only_read: bool) {
         96..97 => drop(client.prepend(key, b"-")),
         _ => drop(client.incr(b"counter", rng.random_range(-5..10))),
     }
-}
-
-fn operation(call: &Call<'_>) -> Operation {
-    let (op, key) = match call.request {
-        Request::Read { key } => (Op::Get, key),
-        Request::Write { kind, key, .. } => {
-            let op = match kind {
-                Kind::Put => Op::Put,
-                Kind::Delete => Op::Delete,
-                Kind::Add => Op::Add,
-                Kind::Replace => Op::Replace,
-                Kind::Cas => Op::Cas,
-                Kind::Incr => Op::Incr,
-                Kind::Append => Op::Append,
-                Kind::Prepend => Op::Prepend,
-                Kind::Touch => Op::Touch,
-            };
-            (op, key)
-        }
-    };
-    let text = |bytes: &[u8]| Text(bytes.to_vec());
-    let mut operation = Operation::call(0, op, text(key), call.call_ns);
-    if let Request::Write { kind, operand, .. } = call.request {
-        operation.ttl_ms = operand.ttl_ms;
-        match kind {
-            Kind::Delete | Kind::Touch => {}
-            Kind::Incr => operation.delta = Some(operand.delta),
-            _ => operation.value = Some(text(operand.data)),
-        }
-        operation.expected = (kind == Kind::Cas).then_some(operand.expected);
-    }
-    match call.result {
-        Ok(Reply::Read(None)) => operation.finish(Outcome::NotFound, call.return_ns),
-        Ok(Reply::Read(Some(item))) => {
-            operation.value = Some(text(&item.value));
-            operation.cas = Some(item.cas);
-            operation.finish(Outcome::Ok, call.return_ns);
-        }
-        Ok(Reply::Written { status, seq, number }) => {
-            operation.cas = Some(*seq);
-            operation.number = *number;
-            let outcome = match status {
-                Status::Ok => Outcome::Ok,
-                Status::NotFound => Outcome::NotFound,
-                Status::Exists => Outcome::Exists,
-                Status::NotStored => Outcome::NotStored,
-                Status::NotANumber => Outcome::NotANumber,
-                Status::Overflow => Outcome::Overflow,
-                Status::TooLarge => Outcome::TooLarge,
-                Status::Aborted => Outcome::Failed,
-            };
-            operation.finish(outcome, call.return_ns);
-        }
-        Err(Error::Unknown { .. } | Error::TimedOut { .. }) => {}
-        Err(_) => operation.finish(Outcome::Failed, call.return_ns),
-    }
-    operation
 }
 
 /// What clients saw.
