@@ -59,6 +59,17 @@ struct {
 	__type(value, __u64);
 } recent SEC(".maps");
 
+/*
+ * When a source will have made up for what it was sent, in bytes of settings.limit since time began: a leaky bucket. Sources that
+ * share one have one limit. The agent sets max_entries before loading: 1 if there is no limit.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} sources SEC(".maps");
+
 /* A request on its way through, for each CPU. */
 struct uc_request {
 	__u8 text[UC_REQUEST_MAX + UC_KEY_ROOM]; /* UDP header, memcached's, and the command */
@@ -280,6 +291,30 @@ static __always_inline bool trusted(__be32 addr)
 }
 
 /*
+ * Takes an answer's bytes from what a source may be sent; false: it has had that. crates/cache/src/limit.rs is the same. Each
+ * CPU that looks at the same moment may take one answer too many.
+ */
+static __always_inline bool within_limit(__be32 source, __u64 now_ms, __u32 bytes)
+{
+	__u32 index = hash_end(hash_word(settings.secret[0], source), sizeof(source)) & (UC_SOURCES - 1);
+	__u64 *bucket = bpf_map_lookup_elem(&sources, &index);
+	__u64 least = now_ms * settings.limit, most = least + UC_BURST_MS * settings.limit, level;
+
+	if (!bucket)
+		return false;
+	level = *(volatile __u64 *)bucket;
+	if (level < least) {
+		/* Whoever else raises it, raises it as far. */
+		__sync_val_compare_and_swap(bucket, level, least);
+		level = least;
+	}
+	if (level + bytes > most)
+		return false;
+	__sync_fetch_and_add(bucket, bytes);
+	return true;
+}
+
+/*
  * Whether the request's checksums hold, as the network stack would find. A frame that never was on a wire may have only the
  * beginning of its UDP checksum, the pseudo header's sum.
  */
@@ -436,8 +471,12 @@ int cache(struct xdp_md *ctx)
 	}
 	answer = slot->head_len + slot->tail_len + (r->cas ? slot->cas_len : 0);
 	payload = UC_FRAME + answer + UC_END_LEN;
-	if (sizeof(*udp) + payload > udp_len && !trusted(ip->saddr))
-		return pass(UC_COUNT_PASS_UNTRUSTED);
+	if (sizeof(*udp) + payload > udp_len) {
+		if (!trusted(ip->saddr))
+			return pass(UC_COUNT_PASS_UNTRUSTED);
+		if (settings.limit && !within_limit(ip->saddr, r->now_ms, UC_UDP + sizeof(*udp) + payload))
+			return pass(UC_COUNT_PASS_LIMIT);
+	}
 	__builtin_memcpy(route.to_mac, eth->h_source, 6);
 	__builtin_memcpy(route.from_mac, eth->h_dest, 6);
 	route.to = ip->saddr;

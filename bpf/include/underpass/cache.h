@@ -166,6 +166,10 @@ struct uc_control {
 #define UC_ADDRESSES 16
 #define UC_REQUEST_MAX 512
 #define UC_TICK_SHIFT 24
+/* Buckets that sources share out, and how many milliseconds' worth of its limit a source has at once. */
+#define UC_SOURCES_BITS 16
+#define UC_SOURCES (1 << UC_SOURCES_BITS)
+#define UC_BURST_MS 100
 
 struct uc_prefix {
 	__be32 addr;
@@ -183,6 +187,7 @@ struct uc_settings {
 	__u64 tick_origin;
 	__u64 tick_origin_ms;
 	__u64 tick_length; /* milliseconds of a tick, times 2^UC_TICK_SHIFT */
+	__u64 limit; /* bytes a millisecond to a source, in answers longer than their requests; 0: none */
 	__be32 addresses[UC_ADDRESSES]; /* of this host, that memcached listens on */
 	struct uc_prefix prefixes[UC_ADDRESSES]; /* whom answers longer than the request are sent to */
 };
@@ -260,7 +265,8 @@ enum uc_count {
 	UC_COUNT_NOT_FOLLOWED = 23, /* reads of connections that are not followed */
 	UC_COUNT_FOLLOWED = 24, /* connections that are followed again */
 	UC_COUNT_BYTES = 25, /* parsed */
-	UC_COUNT_END = 26,
+	UC_COUNT_PASS_LIMIT = 26, /* the source has had its share for now */
+	UC_COUNT_END = 27,
 };
 
 struct uc_counters {

@@ -31,6 +31,9 @@ pub const UC_SLOT_MAX: u32 = 1744;
 pub const UC_ADDRESSES: u32 = 16;
 pub const UC_REQUEST_MAX: u32 = 512;
 pub const UC_TICK_SHIFT: u32 = 24;
+pub const UC_SOURCES_BITS: u32 = 16;
+pub const UC_SOURCES: u32 = 65536;
+pub const UC_BURST_MS: u32 = 100;
 pub const UC_PENDING_MAX: u32 = 512;
 pub const UC_SCRATCH: u32 = 512;
 pub const UC_CONN_READ: u32 = 1;
@@ -299,12 +302,13 @@ pub struct uc_settings {
     pub tick_origin: __u64,
     pub tick_origin_ms: __u64,
     pub tick_length: __u64,
+    pub limit: __u64,
     pub addresses: [__be32; 16usize],
     pub prefixes: [uc_prefix; 16usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of uc_settings"][::core::mem::size_of::<uc_settings>() - 248usize];
+    ["Size of uc_settings"][::core::mem::size_of::<uc_settings>() - 256usize];
     ["Alignment of uc_settings"][::core::mem::align_of::<uc_settings>() - 8usize];
     [
         "Offset of field: uc_settings::set_mask",
@@ -334,11 +338,14 @@ const _: () = {
         "Offset of field: uc_settings::tick_length",
     ][::core::mem::offset_of!(uc_settings, tick_length) - 48usize];
     [
+        "Offset of field: uc_settings::limit",
+    ][::core::mem::offset_of!(uc_settings, limit) - 56usize];
+    [
         "Offset of field: uc_settings::addresses",
-    ][::core::mem::offset_of!(uc_settings, addresses) - 56usize];
+    ][::core::mem::offset_of!(uc_settings, addresses) - 64usize];
     [
         "Offset of field: uc_settings::prefixes",
-    ][::core::mem::offset_of!(uc_settings, prefixes) - 120usize];
+    ][::core::mem::offset_of!(uc_settings, prefixes) - 128usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone, PartialEq, Eq)]
@@ -478,16 +485,17 @@ pub const UC_COUNT_UNREADABLE: uc_count = 22;
 pub const UC_COUNT_NOT_FOLLOWED: uc_count = 23;
 pub const UC_COUNT_FOLLOWED: uc_count = 24;
 pub const UC_COUNT_BYTES: uc_count = 25;
-pub const UC_COUNT_END: uc_count = 26;
+pub const UC_COUNT_PASS_LIMIT: uc_count = 26;
+pub const UC_COUNT_END: uc_count = 27;
 pub type uc_count = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq, Eq)]
 pub struct uc_counters {
-    pub count: [__u64; 26usize],
+    pub count: [__u64; 27usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of uc_counters"][::core::mem::size_of::<uc_counters>() - 208usize];
+    ["Size of uc_counters"][::core::mem::size_of::<uc_counters>() - 216usize];
     ["Alignment of uc_counters"][::core::mem::align_of::<uc_counters>() - 8usize];
     [
         "Offset of field: uc_counters::count",

@@ -26,6 +26,7 @@ use underpass_datapath::attach::{Mode, interface_index};
 use crate::{
     hash,
     kernel::{Kernel, Sizes, now_ms, wait_for_programs},
+    limit::MBIT,
     memcached::{Answer, Memcached, parse_answer},
     model::SLACK,
     stats::Counts,
@@ -62,6 +63,8 @@ pub struct Options {
     pub ways: usize,
     /// Whom answers longer than the request are sent to.
     pub trusted: Vec<(Ipv4Addr, u8)>,
+    /// Mbit/s that each address is sent in such answers; 0: no limit.
+    pub limit: u64,
 }
 
 struct Asked {
@@ -150,6 +153,7 @@ fn settings(options: &Options, memcached: &Memcached) -> Result<uc_settings> {
         address_count: listens.len() as u32,
         prefix_count: trusted.len() as u32,
         port: memcached.udp_port.to_be(),
+        limit: options.limit * MBIT,
         secret: [random()?, random()?],
         ..uc_settings::default()
     };

@@ -26,11 +26,14 @@ use underpass_datapath::attach::{Mode, interface_index};
 
 use crate::{
     agent::{Agent, Options},
+    limit::MBIT_MAX,
     memcached::{Memcached, address_of},
     stats,
 };
 
 const DIRECTORY: &str = "/run/underpass";
+/// Of what an address is sent, if more than the interface's own networks is trusted.
+const LIMIT_MBIT: u64 = 100;
 
 /// A coherent cache in the kernel, in front of a stock memcached
 #[derive(Debug, Subcommand)]
@@ -64,6 +67,10 @@ pub struct AttachArgs {
     /// networks
     #[arg(long, value_name = "CIDR", value_parser = parse_prefix)]
     trusted: Vec<(Ipv4Addr, u8)>,
+    /// What an address is sent at most in such answers, in Mbit/s; memcached answers the rest. 0: no limit. Default: none if only the
+    /// interface's own networks are trusted, else 100
+    #[arg(long, value_name = "MBIT/S", value_parser = clap::value_parser!(u64).range(..=MBIT_MAX))]
+    limit: Option<u64>,
     /// Items that a set holds
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = parse_ways)]
     ways: usize,
@@ -181,8 +188,14 @@ fn attach(args: AttachArgs) -> Result<()> {
     if UnixStream::connect(&path).is_ok() {
         bail!("a cache runs on {} already: `underpass cache detach --dev {}` ends it", args.dev, args.dev);
     }
-    let options =
-        Options { device: args.dev, mode: args.mode, mib: args.memory, ways: args.ways, trusted: args.trusted };
+    let options = Options {
+        device: args.dev,
+        mode: args.mode,
+        mib: args.memory,
+        ways: args.ways,
+        limit: args.limit.unwrap_or(if args.trusted.is_empty() { 0 } else { LIMIT_MBIT }),
+        trusted: args.trusted,
+    };
     let mut agent = Agent::attach(options, Memcached::find(at)?)?;
     fs::create_dir_all(DIRECTORY).with_context(|| format!("creating {DIRECTORY}"))?;
     remove_dead();

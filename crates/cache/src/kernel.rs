@@ -11,7 +11,9 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use libbpf_rs::{Link, MapCore, MapFlags, Object, ObjectBuilder, OpenObject, ProgramInput, ProgramMut};
-use underpass_abi::cache::{self as abi, UC_COUNT_END, UC_PAGE, uc_control, uc_counters, uc_set, uc_settings, uc_slot};
+use underpass_abi::cache::{
+    self as abi, UC_COUNT_END, UC_PAGE, UC_SOURCES, uc_control, uc_counters, uc_set, uc_settings, uc_slot,
+};
 use underpass_datapath::{
     attach::{self, Mode, attach_xdp},
     clock,
@@ -114,6 +116,7 @@ impl Kernel {
             let entries = match map.name().to_str() {
                 Some("sets") => sizes.sets,
                 Some("pages") => sizes.pages,
+                Some("sources") if settings.limit > 0 => UC_SOURCES,
                 _ => continue,
             };
             map.set_max_entries(entries).context("sizing a table")?;
@@ -269,6 +272,17 @@ impl Kernel {
                 unsafe { bytes.as_ptr().cast::<uc_counters>().read_unaligned() }.count
             })
             .collect())
+    }
+
+    /// A source's bucket.
+    pub fn source(&self, index: u32) -> Result<u64> {
+        let bytes = map(&self.xdp, "sources").lookup(&index.to_ne_bytes(), MapFlags::ANY)?.context("no such bucket")?;
+        Ok(u64::from_ne_bytes(bytes.try_into().ok().context("a bucket is a number")?))
+    }
+
+    /// Sets a source's bucket.
+    pub fn set_source(&self, index: u32, level: u64) -> Result<()> {
+        Ok(map(&self.xdp, "sources").update(&index.to_ne_bytes(), &level.to_ne_bytes(), MapFlags::ANY)?)
     }
 
     /// The ring of misses, and the ring of notices.

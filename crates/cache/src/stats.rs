@@ -34,6 +34,7 @@ pub const NAMES: [&str; UC_COUNT_END as usize] = [
     "reads_not_followed",
     "followed_again",
     "bytes_parsed",
+    "passed_limit",
 ];
 
 /// The agent's counters.

@@ -5,10 +5,13 @@ mod common;
 use std::sync::atomic::Ordering;
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
-use underpass_abi::cache::{UC_ANSWER_MAX, UC_COUNT_END, UC_GENERATION, UC_READ, UC_WRITE, uc_prefix, uc_settings};
+use underpass_abi::cache::{
+    UC_ANSWER_MAX, UC_BURST_MS, UC_COUNT_END, UC_GENERATION, UC_READ, UC_WRITE, uc_prefix, uc_settings,
+};
 use underpass_cache::{
     hash,
     kernel::{Kernel, Sizes, now_ms},
+    limit,
     stats::NAMES,
     table::{Install, Item, Table},
     word,
@@ -19,6 +22,8 @@ const PASS: u32 = 2;
 const TX: u32 = 3;
 const SERVER: [u8; 4] = [10, 0, 0, 1];
 const REQUEST: u16 = 0x1234;
+/// Of the kernel's clock: a tick, and its rounding.
+const CLOCK_GRAIN_MS: u64 = 20;
 
 struct Bed {
     kernel: Kernel,
@@ -27,11 +32,17 @@ struct Bed {
 
 impl Bed {
     fn new() -> Self {
+        Self::limited(0)
+    }
+
+    /// With this many bytes a millisecond for each source.
+    fn limited(limit: u64) -> Self {
         let mut settings = uc_settings {
             address_count: 2,
             prefix_count: 1,
             port: 11211u16.to_be(),
             secret: [0x1234_5678_9abc_def1, 0xfeed_beef_cafe_0123],
+            limit,
             ..uc_settings::default()
         };
         settings.addresses[..2].copy_from_slice(&[u32::from_ne_bytes([10, 9, 9, 9]), u32::from_ne_bytes(SERVER)]);
@@ -265,6 +276,70 @@ fn answers_longer_than_the_request_go_to_trusted_addresses() {
     let text = datagram(b"get key\r\n");
     bed.passes(&build(&from([11, 0, 0, 2]), &text), Some("passed_untrusted"));
     bed.answers(&build(&from([10, 200, 0, 2]), &text), &answer(b"key", 0, None, b"value"));
+}
+
+/// The kernel's limit is the pure one: from any level, at some time between before and after, to the same verdict and level.
+#[test]
+fn the_limit_is_a_refinement() {
+    let mut rng = StdRng::seed_from_u64(common::seed());
+    let (mut sent, mut held) = (0, 0);
+    for limit in [1, 10, 1000, limit::MBIT_MAX].map(|mbit| mbit * limit::MBIT) {
+        let mut bed = Bed::limited(limit);
+        let keys: Vec<Vec<u8>> = (0..8).map(|n| format!("key{n}").into_bytes()).collect();
+        for (n, key) in keys.iter().enumerate() {
+            bed.install(key, 0, 1, &vec![b'v'; n * 170]);
+        }
+        for _ in 0..2000 {
+            let n = rng.random_range(0..keys.len());
+            let source = std::net::Ipv4Addr::from([10, rng.random(), rng.random(), rng.random()]);
+            let frame = build(
+                &Addresses { source: (source, 40_000), ..addresses() },
+                &datagram(&[&b"get "[..], &keys[n], b"\r\n"].concat()),
+            );
+            let bytes = answer(&keys[n], 0, None, &vec![b'v'; n * 170]).len() + OVERHEAD + 8;
+            let bucket = limit::bucket(source, &bed.kernel.settings().secret);
+            let burst = UC_BURST_MS as u64 * limit;
+            let before = now_ms() - CLOCK_GRAIN_MS;
+            let level = match rng.random_range(0..4) {
+                0 => rng.random_range(0..before * limit),
+                1 => before * limit + burst - rng.random_range(0..burst.min(3000) + 1),
+                2 => u64::MAX / 2,
+                _ => before * limit + rng.random_range(0..2 * burst),
+            };
+            bed.kernel.set_source(bucket, level).unwrap();
+            let counted = bed.count("passed_limit");
+            let verdict = bed.kernel.run(&frame).unwrap().0;
+            let after = bed.kernel.source(bucket).unwrap();
+            assert_eq!(bed.count("passed_limit") - counted, u64::from(verdict == PASS), "{verdict}");
+            let same = |now: u64| limit::take(level, limit, now, bytes as u64) == (after, verdict == TX);
+            assert!(
+                (before..=now_ms() + CLOCK_GRAIN_MS).any(same),
+                "limit {limit}: {bytes} bytes at {before}: {level} to {after}, {verdict}"
+            );
+            *(if verdict == TX { &mut sent } else { &mut held }) += 1;
+        }
+    }
+    assert!(sent > 1000 && held > 1000, "{sent} answered, {held} passed on");
+}
+
+/// Every source has a limit of its own, and gets more with time.
+#[test]
+fn a_source_that_had_its_share_is_passed_on() {
+    let limit = limit::MBIT;
+    let mut bed = Bed::limited(limit);
+    bed.install(b"key", 0, 1, b"value");
+    let from = |source: [u8; 4]| Addresses { source: (source.into(), 40_000), ..addresses() };
+    let get = |key: &[u8]| datagram(&[b"get ", key, b"\r\n"].concat());
+    let (frame, served) = (build(&from([10, 0, 0, 7]), &get(b"key")), answer(b"key", 0, None, b"value"));
+    let bytes = (OVERHEAD + 8 + served.len()) as u64;
+    let started = now_ms();
+    let answered =
+        (0..3 * UC_BURST_MS as u64 * limit / bytes).filter(|_| bed.kernel.run(&frame).unwrap().0 == TX).count() as u64;
+    let most = (UC_BURST_MS as u64 + now_ms() - started + CLOCK_GRAIN_MS) * limit / bytes;
+    assert!((UC_BURST_MS as u64 * limit / bytes..=most).contains(&answered), "{answered} answered, {most} at most");
+    bed.answers(&build(&from([10, 0, 0, 8]), &get(b"key")), &served);
+    std::thread::sleep(std::time::Duration::from_millis(40));
+    bed.answers(&frame, &served);
 }
 
 /// A directory that is much too small, and more kinds of items than pages: what is served is always right.

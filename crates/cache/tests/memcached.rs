@@ -102,7 +102,8 @@ impl Net {
         let (ready, attached) = mpsc::channel();
         let thread = thread::spawn(move || {
             setns(std::fs::File::open(path).unwrap().as_fd(), CloneFlags::CLONE_NEWNET).unwrap();
-            let options = Options { device: "s0".into(), mode: Mode::Native, mib, ways: 4, trusted: Vec::new() };
+            let options =
+                Options { device: "s0".into(), mode: Mode::Native, mib, ways: 4, trusted: Vec::new(), limit: 0 };
             let mut agent = Agent::attach(options, Memcached::find(ADDR.parse().unwrap()).unwrap()).unwrap();
             ready.send(()).unwrap();
             while !stopping.load(Ordering::Relaxed) {
