@@ -159,6 +159,33 @@ fn answers_are_exact_at_every_length() {
         }
     }
     assert!(too_large > 100, "{too_large}");
+    // Pieces that begin at odd and even offsets, of odd and even lengths, one by one.
+    for key_len in 1..=250 {
+        for value_len in 0..4 {
+            let key: Vec<u8> = (0..key_len).map(|_| rng.random_range(0x21..=0xff)).collect();
+            let value: Vec<u8> = (0..value_len).map(|_| rng.random()).collect();
+            let cas = 10u64.pow(key_len % 18) + u64::from(key_len);
+            bed.install(&key, key_len, cas, &value);
+            bed.answers(&request("get", &key), &answer(&key, key_len, None, &value));
+            bed.answers(&request("gets", &key), &answer(&key, key_len, Some(cas), &value));
+        }
+    }
+}
+
+/// A UDP checksum of 0 would say that there is none.
+#[test]
+fn a_checksum_of_zero_is_sent_as_its_other_form() {
+    let mut bed = Bed::new();
+    bed.install(b"key", 7, 1, b"value");
+    let checksum = |number: u16| {
+        let text = [&number.to_be_bytes()[..], &[0, 0, 0, 1, 0, 0], b"get key\r\n"].concat();
+        let (verdict, frame) = bed.kernel.run(&build(&addresses(), &text)).unwrap();
+        assert_eq!(verdict, TX);
+        assert!(checksums_hold(&frame));
+        u16::from_be_bytes([frame[40], frame[41]])
+    };
+    // What is left to the sum of all ones, of a request whose number adds nothing, is the number that makes it so.
+    assert_eq!(checksum(checksum(0)), 0xffff);
 }
 
 #[test]
@@ -262,10 +289,116 @@ fn everything_else_is_passed_on_untouched() {
         bed.passes(&bent(change), None);
     }
 
+    // The same in frames that are whole but for what they are: their checksums hold.
+    let tagged = bent(&|f| drop(f.splice(12..12, [0x81, 0, 0, 7])));
+    bed.passes(&tagged, None);
+    let stacked = bent(&|f| drop(f.splice(12..12, [0x88, 0xa8, 0, 7, 0x81, 0, 0, 7])));
+    bed.passes(&stacked, None);
+    let options = |words: u8| {
+        bent(&|f| {
+            f.splice(34..34, vec![1; 4 * usize::from(words)]);
+            f[14] += words;
+            f[17] += 4 * words;
+            sum_ip(f);
+        })
+    };
+    (1..=10).for_each(|words| bed.passes(&options(words), None));
+    for change in [
+        &(|f: &mut Vec<u8>| f[12..14].copy_from_slice(&[0x86, 0xdd])) as &dyn Fn(&mut Vec<u8>),
+        // More fragments; the last one; a reserved bit; both.
+        &|f| f[20] = 0x20,
+        &|f| f[20..22].copy_from_slice(&[0, 1]),
+        &|f| f[20..22].copy_from_slice(&[0x1f, 0xff]),
+        &|f| f[20..22].copy_from_slice(&[0x20, 0xb9]),
+        &|f| f[14] = 0x55,
+        &|f| f[14] = 0x44,
+        &|f| f[23] = 6,
+        &|f| f[23] = 136,
+        &|f| f[30..34].copy_from_slice(&[10, 0, 0, 9]),
+        &|f| f[36..38].copy_from_slice(&11212u16.to_be_bytes()),
+    ] {
+        bed.passes(
+            &bent(&|f| {
+                change(f);
+                sum_ip(f);
+                f[40..42].fill(0);
+            }),
+            None,
+        );
+    }
+    // Lengths that lie, of frames that have all the bytes: IP's, UDP's, both.
+    let lying = |ip: i16, udp: i16| {
+        bent(&|f| {
+            f.extend([b'x'; 64]);
+            for (at, by) in [(16, ip), (38, udp)] {
+                let len = i16::from_be_bytes([f[at], f[at + 1]]) + by;
+                f[at..at + 2].copy_from_slice(&len.to_be_bytes());
+            }
+            sum_ip(f);
+            f[40..42].fill(0);
+        })
+    };
+    bed.answers(&lying(0, 0), &answer(b"key", 0, None, b"value"));
+    for by in (-25..64).filter(|by| *by != 0) {
+        bed.passes(&lying(by, 0), other);
+        bed.passes(&lying(0, by), other);
+        bed.passes(&lying(by, by), other);
+    }
+    bed.passes(&lying(1000, 1000), other);
+    // Cut anywhere.
+    for len in 14..whole.len() {
+        let named = if len < OVERHEAD { None } else { other };
+        bed.passes(&whole[..len], named);
+    }
+
     // An Ethernet trailer is not part of the request; a missing checksum is none, and half a one is a frame from this host.
     let padded = bent(&|f| f.extend([0xee; 20]));
     bed.answers(&padded, &answer(b"key", 0, None, b"value"));
     bed.answers(&bent(&|f| f[40..42].fill(0)), &answer(b"key", 0, None, b"value"));
+}
+
+/// The IP header's checksum, of what it says now.
+fn sum_ip(frame: &mut [u8]) {
+    frame[24..26].fill(0);
+    let end = 14 + 4 * usize::from(frame[14] & 15);
+    let mut sum: u32 = frame[14..end].chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    while sum >> 16 != 0 {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    frame[24..26].copy_from_slice(&(!sum as u16).to_be_bytes());
+}
+
+/// Two keys of 16 bytes with the same hash: the same set, word and tag.
+fn twins(secret: &[u64; 2]) -> [[u8; 16]; 2] {
+    let first = |word: u64| {
+        let hash = (secret[0] ^ word).wrapping_mul(secret[1] | 1);
+        hash ^ hash >> 29
+    };
+    let key = |head: u64, tail: u64| [head.to_le_bytes(), tail.to_le_bytes()].concat().try_into().unwrap();
+    let (head, tail) = (u64::from_le_bytes(*b"the_head"), u64::from_le_bytes(*b"the_tail"));
+    (0..1000)
+        .map(|n| u64::from_le_bytes(*b"another0") + (n << 32))
+        .map(|other| [key(head, tail), key(other, first(head) ^ first(other) ^ tail)])
+        .find(|[_, other]: &[[u8; 16]; 2]| other.iter().all(|&b| b > 0x20))
+        .expect("one in three will do")
+}
+
+#[test]
+fn keys_are_told_apart_by_all_their_bytes() {
+    let mut bed = Bed::new();
+    let [one, other] = twins(&bed.kernel.settings().secret);
+    assert_eq!(bed.hash(&one), bed.hash(&other));
+    assert_ne!(one, other);
+    bed.install(&one, 1, 1, b"one");
+    bed.answers(&request("get", &one), &answer(&one, 1, None, b"one"));
+    bed.passes(&request("get", &other), Some("misses_absent"));
+    bed.install(&other, 2, 2, b"other");
+    bed.answers(&request("get", &one), &answer(&one, 1, None, b"one"));
+    bed.answers(&request("get", &other), &answer(&other, 2, None, b"other"));
+    // They share a word: what changes one may have changed the other.
+    bed.word(&one).fetch_add(UC_GENERATION, Ordering::SeqCst);
+    bed.passes(&request("get", &one), Some("misses_changed"));
+    bed.passes(&request("get", &other), Some("misses_changed"));
 }
 
 #[test]

@@ -5,14 +5,15 @@ mod common;
 
 use std::{
     collections::HashMap,
-    io::{IoSlice, Read, Write},
+    io::{IoSlice, IoSliceMut, Read, Write},
     net::{TcpListener, TcpStream},
     os::fd::AsRawFd,
     sync::atomic::Ordering,
+    time::{Duration, Instant},
 };
 
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
-use underpass_abi::cache::{UC_GENERATION, UC_WRITE, uc_settings};
+use underpass_abi::cache::{UC_FLIGHT_MAX, UC_GENERATION, UC_PENDING_MAX, UC_WRITE, uc_settings};
 use underpass_cache::{
     connection::{Change, Connection},
     hash,
@@ -69,9 +70,11 @@ fn stream(rng: &mut StdRng) -> Vec<u8> {
     for _ in 0..rng.random_range(1..4) {
         let key = "k".repeat(*[1, 7, 8, 9, 30, 249, 250, 251].choose(rng).unwrap());
         let len = *[0, 1, 20, 480, 600].choose(rng).unwrap();
-        bytes.extend(match rng.random_range(0..5) {
-            0 | 1 => format!("get {key}\r\n").into_bytes(),
-            2 => format!("get {key} {key}x\r\n").into_bytes(),
+        bytes.extend(match rng.random_range(0..40) {
+            // A line that makes memcached grow its buffer.
+            0 => [b"get".to_vec(), b" 1234567".repeat(300), b"\r\n".to_vec()].concat(),
+            1..16 => format!("get {key}\r\n").into_bytes(),
+            16..24 => format!("get {key} {key}x\r\n").into_bytes(),
             _ => {
                 let noreply = if rng.random_bool(0.2) { " noreply" } else { "" };
                 let (flags, time) = (rng.random_range(0..3), rng.random_range(0..100));
@@ -145,6 +148,161 @@ fn the_kernel_follows_a_connection_as_the_model_does() {
         drop(server);
     }
     assert!(twin.changes > 1000, "{}", twin.changes);
+}
+
+/// The programs at this process's own sockets, and a connection whose server it is.
+struct Own {
+    kernel: Kernel,
+    listener: TcpListener,
+}
+
+impl Own {
+    fn new() -> Option<Self> {
+        if !nix::unistd::geteuid().is_root() {
+            eprintln!("not run: kernel programs need root");
+            return None;
+        }
+        let settings = uc_settings { port: 1, secret: [11, 13], address_count: 1, ..uc_settings::default() };
+        let mut kernel = Kernel::load(settings, Sizes::of_budget(2, 4)).unwrap();
+        kernel.follow(std::process::id()).unwrap();
+        Some(Self { kernel, listener: TcpListener::bind("127.0.0.1:0").unwrap() })
+    }
+
+    fn connect(&self) -> [TcpStream; 2] {
+        let client = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
+        client.set_nodelay(true).unwrap();
+        [client, self.listener.accept().unwrap().0]
+    }
+
+    fn word(&self, key: &[u8]) -> &std::sync::atomic::AtomicU64 {
+        let hash = hash::hash(key, &self.kernel.settings().secret);
+        self.kernel.word(hash::set(hash, self.kernel.settings().set_mask), hash::which(hash))
+    }
+
+    /// Reads, and writes, in flight for a key; writes in flight for all.
+    fn flight(&self, key: &[u8]) -> [u64; 3] {
+        let [word, global] = [self.word(key), self.kernel.global()].map(|word| word.load(Ordering::SeqCst));
+        [word::reads(word), word::writes(word), word::writes(global)]
+    }
+
+    #[track_caller]
+    fn becomes(&self, key: &[u8], flight: [u64; 3]) {
+        let until = Instant::now() + Duration::from_secs(5);
+        while self.flight(key) != flight && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(self.flight(key), flight);
+    }
+}
+
+fn take(server: &mut TcpStream, bytes: usize) {
+    server.read_exact(&mut vec![0; bytes]).unwrap();
+}
+
+#[test]
+fn what_is_too_much_to_count_holds_everything() {
+    let Some(own) = Own::new() else { return };
+    let [mut client, mut server] = own.connect();
+    // More keys than a connection has room for, in one read.
+    let most = UC_PENDING_MAX as usize;
+    for (keys, global) in [(most, 0), (most + 1, 1), (most, 0)] {
+        let line = [b"get".to_vec(), b" k".repeat(keys), b"\r\n".to_vec()].concat();
+        client.write_all(&line).unwrap();
+        let mut buffer = vec![0; 65_536];
+        assert_eq!(server.read(&mut buffer).unwrap(), line.len());
+        assert_eq!(own.flight(b"k"), [0, most as u64, global], "{keys} keys");
+    }
+    // And more commands for a key than its word has room for.
+    let full = u64::from(UC_FLIGHT_MAX);
+    client.write_all(b"get a\r\n").unwrap();
+    take(&mut server, 7);
+    assert_eq!(own.flight(b"k"), [0, 0, 0]);
+    for (word, command) in [(full, "get k\r\n"), (full << 16, "set k 0 0 1\r\nx\r\n")] {
+        for (word, held) in [(word - (word & word.wrapping_neg()), 0), (word, 1)] {
+            own.word(b"k").store(word, Ordering::SeqCst);
+            client.write_all(command.as_bytes()).unwrap();
+            take(&mut server, command.len());
+            assert_eq!(own.flight(b"k")[2], held, "{command:?} at {word:#x}");
+            client.write_all(b"get a\r\n").unwrap();
+            take(&mut server, 7);
+            own.word(b"k").store(0, Ordering::SeqCst);
+        }
+    }
+}
+
+#[test]
+fn bytes_that_were_taken_unseen_end_the_following() {
+    let Some(own) = Own::new() else { return };
+    let set = b"set k 0 0 1\r\nx\r\n";
+    let ways: [(&str, &dyn Fn(&mut TcpStream)); 3] = [
+        ("recvmsg", &|server| {
+            let mut buffer = [0; 64];
+            let mut pieces = [IoSliceMut::new(&mut buffer)];
+            let flags = nix::sys::socket::MsgFlags::empty();
+            let got = nix::sys::socket::recvmsg::<()>(server.as_raw_fd(), &mut pieces, None, flags).unwrap();
+            assert_eq!(got.bytes, set.len());
+        }),
+        ("readv", &|server| {
+            let mut buffer = [0; 64];
+            assert_eq!(server.read_vectored(&mut [IoSliceMut::new(&mut buffer)]).unwrap(), set.len());
+        }),
+        // No tracepoint sees these: the next read shows that they are gone.
+        ("splice", &|server| {
+            let (_out, into) = nix::unistd::pipe().unwrap();
+            let (from, into) = (server.as_raw_fd(), into.as_raw_fd());
+            // SAFETY: open descriptors and no offsets.
+            let got = unsafe { libc::splice(from, std::ptr::null_mut(), into, std::ptr::null_mut(), 64, 0) };
+            assert_eq!(got, set.len() as isize);
+        }),
+    ];
+    for (name, take_unseen) in ways {
+        let [mut client, mut server] = own.connect();
+        client.write_all(b"get a\r\n").unwrap();
+        take(&mut server, 7);
+        client.write_all(set).unwrap();
+        take_unseen(&mut server);
+        client.write_all(b"get a\r\n").unwrap();
+        take(&mut server, 7);
+        assert_eq!(own.flight(b"a")[2], 1, "after {name}");
+        drop(server);
+        own.becomes(b"a", [0, 0, 0]);
+    }
+    // What is only looked at is not taken.
+    let [mut client, mut server] = own.connect();
+    client.write_all(b"set k 0 0 1\r\n").unwrap();
+    assert_eq!(server.peek(&mut [0; 64]).unwrap(), 13);
+    assert_eq!(own.flight(b"k"), [0, 0, 0]);
+    take(&mut server, 13);
+    assert_eq!(own.flight(b"k"), [0, 1, 0]);
+}
+
+/// memcached closes connections of its own accord, with half a command in hand.
+#[test]
+fn a_connection_that_is_gone_holds_nothing() {
+    let Some(own) = Own::new() else { return };
+    for (bytes, flight) in [(&b"set k 0 0 5\r\nab"[..], [0, 1, 0]), (b"get k\r\n", [1, 0, 0]), (b"??\r\n", [0, 0, 1])] {
+        let [mut client, mut server] = own.connect();
+        client.write_all(bytes).unwrap();
+        take(&mut server, bytes.len());
+        assert_eq!(own.flight(b"k"), flight);
+        drop(server);
+        own.becomes(b"k", [0, 0, 0]);
+    }
+}
+
+/// Nobody knows what of a command had been read before.
+#[test]
+fn an_older_connection_is_not_followed_at_once() {
+    let Some(mut own) = Own::new() else { return };
+    let [mut client, mut server] = own.connect();
+    own.kernel.detach();
+    client.write_all(b"set k 0 0 7\r\n").unwrap();
+    take(&mut server, 13);
+    own.kernel.follow(std::process::id()).unwrap();
+    client.write_all(b"get x\r\n\r\n").unwrap();
+    take(&mut server, 9);
+    assert_eq!(own.flight(b"k"), [0, 0, 1]);
+    assert_eq!(own.flight(b"x")[0], 0);
 }
 
 /// As memcached does: `sendmsg`, in two pieces.

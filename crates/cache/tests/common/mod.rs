@@ -46,15 +46,44 @@ pub fn commands(rng: &mut StdRng) -> Vec<u8> {
         b"incr\r\n",
         b"\r\n",
         b"get a\0b\r\r\n",
+        b"add k 0 0 1\r\nx\r\n",
+        b"replace k 0 0 1 noreply\r\nx\r\n",
+        b"append k 0 0 1\r\nx\r\n",
+        b"prepend k 0 0 1\r\nx\r\n",
+        b"incr k 1\r\n",
+        b"decr k 1 noreply\r\n",
+        b"touch k 9\r\n",
+        b"gats 10 a b\r\n",
+        b"mg k v T30\r\n",
+        b"mg k N30 v\r\n",
+        b"mg Zm9v b v\r\n",
+        b"md k q\r\n",
+        b"ma k D3\r\n",
+        b"me k\r\n",
+        b"flush_all noreply\r\n",
+        b"cache_memlimit 64\r\n",
+        b"slabs reassign 1 2\r\n",
+        b"version\r\n",
     ];
     let mut bytes = Vec::new();
     if rng.random_bool(0.3) {
         for _ in 0..rng.random_range(1..6) {
-            let (opcode, extras) =
-                *[(0, 0), (1, 8), (4, 0), (5, 20), (8, 4), (0x0a, 0), (0x0e, 0), (0x1d, 4)].choose(rng).unwrap();
-            let named = !matches!(opcode, 8 | 0x0a);
+            const REQUESTS: &[(&[u8], usize)] = &[
+                (&[0x00, 0x09, 0x0c, 0x0d], 0),
+                (&[0x01, 0x02, 0x03, 0x11, 0x12, 0x13], 8),
+                (&[0x04, 0x14], 0),
+                (&[0x05, 0x06, 0x15, 0x16], 20),
+                (&[0x08, 0x18], 4),
+                (&[0x0a, 0x0b], 0),
+                (&[0x0e, 0x0f, 0x19, 0x1a], 0),
+                (&[0x1c, 0x1d, 0x1e, 0x23, 0x24], 4),
+            ];
+            let (opcodes, extras) = *REQUESTS.choose(rng).unwrap();
+            let opcode = *opcodes.choose(rng).unwrap();
+            let named = !matches!(opcode, 0x08 | 0x18 | 0x0a | 0x0b);
             let key = vec![b'k'; if named { rng.random_range(1..30) } else { 0 }];
-            let value = vec![b'v'; if matches!(opcode, 1 | 0x0e) { rng.random_range(0..50) } else { 0 }];
+            let stores = matches!(opcode, 1..4 | 0x11..0x14 | 0x0e | 0x0f | 0x19 | 0x1a);
+            let value = vec![b'v'; if stores { rng.random_range(0..50) } else { 0 }];
             bytes.extend(request(opcode, &vec![0; extras], &key, &value));
         }
     } else {
