@@ -432,6 +432,9 @@ int cache(struct xdp_md *ctx)
 
 	if ((void *)(udp + 1) > data_end)
 		return XDP_PASS;
+	/* To several stations: the answer would be in their name. */
+	if (eth->h_dest[0] & 1)
+		return XDP_PASS;
 	if (eth->h_proto != bpf_htons(ETH_P_IP) || ip->version != 4 || ip->ihl != 5 || ip->protocol != IPPROTO_UDP ||
 	    ip->frag_off & bpf_htons(UC_IP_FRAGMENT) || udp->dest != settings.port || !ours(ip->daddr))
 		return XDP_PASS;

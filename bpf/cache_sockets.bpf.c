@@ -78,7 +78,9 @@ struct user_msghdr {
 
 struct sock_common {
 	__be32 skc_daddr;
+	__be32 skc_rcv_saddr;
 	__be16 skc_dport;
+	__u16 skc_num;
 	unsigned short skc_family;
 } __attribute__((preserve_access_index));
 
@@ -611,7 +613,8 @@ static __always_inline bool of_agent(struct sock *sk)
 	struct uc_control *c = the_control();
 
 	return c && c->agent_port && sk->__sk_common.skc_family == AF_INET &&
-	       sk->__sk_common.skc_dport == c->agent_port && sk->__sk_common.skc_daddr == c->agent_addr;
+	       sk->__sk_common.skc_dport == c->agent_port && sk->__sk_common.skc_daddr == c->agent_addr &&
+	       sk->__sk_common.skc_num == c->memcached_port && sk->__sk_common.skc_rcv_saddr == c->memcached_addr;
 }
 
 static __always_inline struct uc_conn *connection(struct sock *sk)

@@ -1,11 +1,15 @@
 """Each check is shown what it is for, and has to complain: a check that cannot fail checks nothing."""
 
+import sys
 import tempfile
 import unittest
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "mutants"))
+
 import licences
 import links
+import mutants
 import pure
 import sources
 
@@ -172,6 +176,34 @@ class Sources(Tree):
                 self.assertEqual(len(sources.check(self.root)), 1)
         self.write("README.md", "crates/network/work/x and $ROOT/home/x and https://example.org/home/page\n")
         self.assertEqual(sources.check(self.root), [])
+
+
+class Mutants(Tree):
+    def complaints(self, document=None, **changes):
+        mutant = {"name": "one", "row": "r", "breaks": "b", "file": "f.c", "old": "old();", "new": "new();", "test": "t works"}
+        table = [{**mutant, **changes}]
+        self.write("f.c", "first(); old(); twice(); twice();")
+        self.write("tests/t.rs", "#[test]\nfn works() {}\n")
+        settings = {"tests": "tests"}
+        self.write(mutants.DOCUMENT, document or "# T\n\n" + mutants.documented(settings, table))
+        return mutants.check(settings, table, self.root)
+
+    def test_a_table_that_fits_passes(self):
+        self.assertEqual(self.complaints(), [])
+
+    def test_a_rotten_table_is_found(self):
+        for changes in [{"old": "gone();"}, {"old": "twice();"}, {"new": "old();"}, {"test": "t idle"}, {"test": "u works"}]:
+            with self.subTest(changes):
+                self.assertEqual(len(self.complaints(**changes)), 1)
+        self.assertEqual(len(self.complaints(document="another table")), 1)
+
+    def test_only_assertions_of_tests_count(self):
+        panic = "thread 'x' panicked at {}:1:2:\n{}\n"
+        mine = "crates/cache/tests/t.rs"
+        self.assertEqual(mutants.assertion(panic.format(mine, "left is right")), "left is right")
+        for out in [panic.format("crates/cache/src/a.rs", "x"), panic.format(mine, "called `Result::unwrap()`"), "killed"]:
+            with self.subTest(out), self.assertRaises(mutants.Bad):
+                mutants.assertion(out)
 
 
 if __name__ == "__main__":

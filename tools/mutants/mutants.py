@@ -75,46 +75,85 @@ def check(settings, mutants, root):
     return wrong
 
 
+def from_files(text):
+    """A Rust source that reads kernel programs from the files that it would else embed: a mutant of theirs needs no cargo."""
+    read = r"static \1: std::sync::LazyLock<Vec<u8>> = std::sync::LazyLock::new(|| std::fs::read(\2).unwrap());"
+    text, count = re.subn(r"static (\w+): &\[u8\] = include_bytes!\((.*\.bpf\.o.*)\);", read, text)
+    return re.sub(r"open_memory\((\w+)\)", r"open_memory(&\1)", text) if count else text
+
+
 class Copy:
     """The sources, in a folder that cargo keeps building in: what does not differ is not built again."""
 
     def __init__(self, folder, package):
         self.sources, self.package = folder / "src", package
         self.environment = {**os.environ, "CARGO_TARGET_DIR": str((folder / "build").resolve()), "UNDERPASS_SEED": "1"}
-        self.files = {}
+        self.folder = "crates/" + package.removeprefix("underpass-")
+        self.texts = {}
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True).stdout
         for name in listed.decode().split("\0"):
             if name and (ROOT / name).is_file():
                 self.put(name, (ROOT / name).read_bytes())
 
+    def text(self, name):
+        """A file as it was when the copy was made."""
+        if name not in self.texts:
+            self.texts[name] = (ROOT / name).read_text()
+        return self.texts[name]
+
     def put(self, name, content):
+        if name.endswith(".rs"):
+            content = from_files(content.decode()).encode()
         path = self.sources / name
         if not path.exists() or path.read_bytes() != content:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
 
     def build(self, binaries):
+        """The test executables, by name."""
         command = ["cargo", "test", "--locked", "--quiet", "--no-run", "--message-format=json", "-p", self.package]
         for binary in binaries:
             command += ["--test", binary]
         done = subprocess.run(command, cwd=self.sources, env=self.environment, capture_output=True, text=True)
+        messages = [json.loads(line) for line in done.stdout.splitlines()]
         if done.returncode:
-            rendered = [json.loads(line).get("message", {}).get("rendered", "") for line in done.stdout.splitlines()]
+            rendered = [message.get("message", {}).get("rendered", "") for message in messages]
             raise Bad(f"it does not build:\n{''.join(filter(None, rendered))}{done.stderr}")
         built = {}
-        for line in done.stdout.splitlines():
-            artifact = json.loads(line)
-            if artifact.get("executable"):
-                built[artifact["target"]["name"]] = artifact["executable"]
+        for message in messages:
+            name, kinds = message.get("target", {}).get("name"), message.get("target", {}).get("kind")
+            if message.get("executable"):
+                built[name] = message["executable"]
+            elif kinds == ["custom-build"] and f"/{self.folder}#" in message["package_id"]:
+                self.script = message["filenames"][0]
+            elif message["reason"] == "build-script-executed":
+                out = Path(message["out_dir"])
+                if f"/{self.folder}#" in message["package_id"]:
+                    self.out = out
+                elif "libbpf-sys@" in message["package_id"]:
+                    told = (out.parent / "output").read_text()
+                    self.headers = re.search(r"^cargo:+(?:metadata=)?include=(.*)$", told, re.MULTILINE)[1]
         return built
+
+    def build_kernel(self):
+        """The kernel programs alone, as the package's build script does it."""
+        environment = {
+            **self.environment,
+            "CARGO_MANIFEST_DIR": str(self.sources.resolve() / self.folder),
+            "CARGO_CFG_TARGET_ARCH": os.uname().machine,
+            "DEP_BPF_INCLUDE": self.headers,
+            "OUT_DIR": str(self.out),
+        }
+        done = subprocess.run([self.script], cwd=environment["CARGO_MANIFEST_DIR"], env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise Bad(f"it does not build:\n{done.stdout}{done.stderr}")
 
     def run(self, executable, test):
         """Whether it passes, and what it prints."""
         command = [executable, *([test, "--exact"] if test else [])]
-        folder = self.sources / "crates" / self.package.removeprefix("underpass-")
         try:
             done = subprocess.run(
-                command, cwd=folder, env=self.environment, capture_output=True, text=True, errors="replace", timeout=TEST_SECONDS
+                command, cwd=self.sources / self.folder, env=self.environment, capture_output=True, text=True, errors="replace", timeout=TEST_SECONDS
             )
         except subprocess.TimeoutExpired as error:
             raise Bad(f"{test} does not end") from error
@@ -137,13 +176,20 @@ def assertion(out):
     return what
 
 
-def judge(copy, settings, mutant):
-    """How the mutant is caught."""
-    text = (ROOT / mutant["file"]).read_text()
+def of_kernel(mutant):
+    return mutant["file"].startswith("bpf/")
+
+
+def judge(copy, settings, mutant, built):
+    """How the mutant is caught. What is built need not be built again if the mutant is one of the kernel's programs."""
+    text = copy.text(mutant["file"])
     binary, test = mutant["test"].split()
     try:
         copy.put(mutant["file"], mutate(text, mutant).encode())
-        built = copy.build({settings["load"], binary})
+        if of_kernel(mutant):
+            copy.build_kernel()
+        else:
+            built = copy.build({settings["load"], binary})
         passes, out = copy.run(built[settings["load"]], None)
         if not passes:
             raise Bad(f"its programs do not load:\n{out}")
@@ -157,8 +203,11 @@ def judge(copy, settings, mutant):
 
 def run(settings, mutants, folder):
     copy = Copy(folder, settings["package"])
+    for mutant in mutants:
+        copy.text(mutant["file"])
     tests = sorted({mutant["test"] for mutant in mutants})
     built = copy.build({settings["load"], *(test.split()[0] for test in tests)})
+    copy.build_kernel()
     for test in tests:
         binary, name = test.split()
         passes, out = copy.run(built[binary], name)
@@ -166,10 +215,10 @@ def run(settings, mutants, folder):
             raise Bad(f"without a mutant {test} fails:\n{out}")
     width = max(len(mutant["name"]) for mutant in mutants)
     bad = 0
-    for mutant in mutants:
+    for mutant in sorted(mutants, key=of_kernel, reverse=True):
         start = time.monotonic()
         try:
-            verdict = f"{mutant['test']}: {judge(copy, settings, mutant)[:150]}"
+            verdict = f"{mutant['test']}: {judge(copy, settings, mutant, built)[:150]}"
         except Bad as error:
             bad += 1
             verdict = f"NOT CAUGHT by {mutant['test']}: {error}"

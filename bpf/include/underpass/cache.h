@@ -157,10 +157,13 @@ struct uc_control {
 	__u64 global; /* a word: changed by what may have been about any key */
 	__u64 serve_until_ms; /* CLOCK_MONOTONIC: of a flush that is to come; 0: nothing is served */
 	__u32 tgid; /* memcached's, in the first PID namespace */
-	__be32 agent_addr; /* the agent's own connection, as memcached sees it */
-	__be16 agent_port; /* 0: none */
-	__u16 reserved;
 	__u32 stale; /* set by the kernel: a client marks items stale */
+	/* The agent's own connection, as memcached sees it: both ends, for one end may be a client's, too. */
+	__be32 agent_addr;
+	__be32 memcached_addr;
+	__be16 agent_port; /* 0: none */
+	__u16 memcached_port;
+	__u32 reserved;
 };
 
 #define UC_ADDRESSES 16

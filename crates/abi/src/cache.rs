@@ -242,14 +242,16 @@ pub struct uc_control {
     pub global: __u64,
     pub serve_until_ms: __u64,
     pub tgid: __u32,
-    pub agent_addr: __be32,
-    pub agent_port: __be16,
-    pub reserved: __u16,
     pub stale: __u32,
+    pub agent_addr: __be32,
+    pub memcached_addr: __be32,
+    pub agent_port: __be16,
+    pub memcached_port: __u16,
+    pub reserved: __u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of uc_control"][::core::mem::size_of::<uc_control>() - 32usize];
+    ["Size of uc_control"][::core::mem::size_of::<uc_control>() - 40usize];
     ["Alignment of uc_control"][::core::mem::align_of::<uc_control>() - 8usize];
     [
         "Offset of field: uc_control::global",
@@ -261,17 +263,23 @@ const _: () = {
         "Offset of field: uc_control::tgid",
     ][::core::mem::offset_of!(uc_control, tgid) - 16usize];
     [
+        "Offset of field: uc_control::stale",
+    ][::core::mem::offset_of!(uc_control, stale) - 20usize];
+    [
         "Offset of field: uc_control::agent_addr",
-    ][::core::mem::offset_of!(uc_control, agent_addr) - 20usize];
+    ][::core::mem::offset_of!(uc_control, agent_addr) - 24usize];
+    [
+        "Offset of field: uc_control::memcached_addr",
+    ][::core::mem::offset_of!(uc_control, memcached_addr) - 28usize];
     [
         "Offset of field: uc_control::agent_port",
-    ][::core::mem::offset_of!(uc_control, agent_port) - 24usize];
+    ][::core::mem::offset_of!(uc_control, agent_port) - 32usize];
+    [
+        "Offset of field: uc_control::memcached_port",
+    ][::core::mem::offset_of!(uc_control, memcached_port) - 34usize];
     [
         "Offset of field: uc_control::reserved",
-    ][::core::mem::offset_of!(uc_control, reserved) - 26usize];
-    [
-        "Offset of field: uc_control::stale",
-    ][::core::mem::offset_of!(uc_control, stale) - 28usize];
+    ][::core::mem::offset_of!(uc_control, reserved) - 36usize];
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq, Eq)]

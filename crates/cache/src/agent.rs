@@ -187,7 +187,7 @@ impl Connection {
         let stream =
             TcpStream::connect_timeout(&SocketAddr::V4(at), wait).with_context(|| format!("connecting to {at}"))?;
         let SocketAddr::V4(own) = stream.local_addr()? else { bail!("an IPv4 connection has no IPv4 address") };
-        kernel.set_agent(own.ip().octets(), own.port());
+        kernel.set_agent(own, at);
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
         Ok(Self { stream, out: Vec::new(), input: Vec::new(), asked: VecDeque::new() })

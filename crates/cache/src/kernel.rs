@@ -4,6 +4,7 @@ use std::{
     ffi::OsStr,
     io,
     mem::size_of,
+    net::SocketAddrV4,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     ptr, slice,
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
@@ -248,10 +249,12 @@ impl Kernel {
         self.field(|c| &raw mut c.serve_until_ms, ms);
     }
 
-    /// The agent's own connection, as memcached sees it; port 0: none.
-    pub fn set_agent(&self, addr: [u8; 4], port: u16) {
-        self.field(|c| &raw mut c.agent_addr, u32::from_ne_bytes(addr));
-        self.field(|c| &raw mut c.agent_port, port.to_be());
+    /// The agent's own connection to memcached, from and to.
+    pub fn set_agent(&self, from: SocketAddrV4, to: SocketAddrV4) {
+        self.field(|c| &raw mut c.agent_addr, u32::from(*from.ip()).to_be());
+        self.field(|c| &raw mut c.memcached_addr, u32::from(*to.ip()).to_be());
+        self.field(|c| &raw mut c.memcached_port, to.port());
+        self.field(|c| &raw mut c.agent_port, from.port().to_be());
     }
 
     /// Whether a client marks items stale.

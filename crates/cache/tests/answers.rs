@@ -277,6 +277,9 @@ fn everything_else_is_passed_on_untouched() {
     for change in [
         &(|f: &mut Vec<u8>| f[12..14].copy_from_slice(&[0x86, 0xdd])) as &dyn Fn(&mut Vec<u8>),
         &|f| f[12..14].copy_from_slice(&[0x81, 0]),
+        // An answer's sender would be everybody, or many.
+        &|f| f[..6].fill(0xff),
+        &|f| f[0] |= 1,
         &|f| f[14] = 0x46,
         &|f| f[14] = 0x65,
         &|f| f[20] = 0x20,

@@ -5,8 +5,8 @@ mod common;
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
-    net::{TcpStream, UdpSocket},
-    os::fd::AsFd,
+    net::{SocketAddrV4, TcpStream, UdpSocket},
+    os::fd::{AsFd, AsRawFd},
     path::{Path, PathBuf},
     process::{Child, Command},
     sync::{atomic::Ordering, mpsc},
@@ -352,17 +352,18 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// What a command makes of a key that holds "10": none, or a value; and whether it answers.
+/// What a command makes of a key that holds "30": none, or a value; and whether it answers.
 type Form = (Vec<u8>, Option<&'static str>, bool);
 
 fn text_forms() -> Vec<Form> {
     let plain: &[(&str, Option<&str>)] = &[
         ("set k 0 0 2\r\n77\r\n", Some("77")),
+        ("cas k 0 0 2 CAS\r\n77\r\n", Some("77")),
         ("replace k 0 0 2\r\n77\r\n", Some("77")),
-        ("append k 0 0 2\r\n77\r\n", Some("1077")),
-        ("prepend k 0 0 2\r\n77\r\n", Some("7710")),
-        ("incr k 67\r\n", Some("77")),
-        ("decr k 3\r\n", Some("7 ")),
+        ("append k 0 0 2\r\n77\r\n", Some("3077")),
+        ("prepend k 0 0 2\r\n77\r\n", Some("7730")),
+        ("incr k 47\r\n", Some("77")),
+        ("decr k 3\r\n", Some("27")),
         ("touch k -1\r\n", None),
         ("gat -1 k\r\n", None),
         ("gats -1 k\r\n", None),
@@ -371,12 +372,12 @@ fn text_forms() -> Vec<Form> {
         ("flush_all\r\n", None),
         ("flush_all 0\r\n", None),
         ("ms k 2\r\n77\r\n", Some("77")),
-        ("ms k 2 MA\r\n77\r\n", Some("1077")),
+        ("ms k 2 MA\r\n77\r\n", Some("3077")),
         ("ms aw== 2 b\r\n77\r\n", Some("77")),
         ("md k\r\n", None),
         ("md aw== b\r\n", None),
-        ("ma k D67\r\n", Some("77")),
-        ("ma aw== D67 b\r\n", Some("77")),
+        ("ma k D47\r\n", Some("77")),
+        ("ma aw== D47 b\r\n", Some("77")),
         ("mg k T-1\r\n", None),
         ("mg k t v T-1\r\n", None),
     ];
@@ -394,7 +395,7 @@ fn text_forms() -> Vec<Form> {
 fn binary_forms() -> Vec<Form> {
     let set: &[u8] = &[0; 8];
     let mut by = [0; 20];
-    by[7] = 67;
+    by[7] = 3;
     // A time, long ago.
     let gone = &2_592_001u32.to_be_bytes();
     // Opcode, and that of its quiet form.
@@ -402,11 +403,11 @@ fn binary_forms() -> Vec<Form> {
         (0x01, 0x11, set, b"77", Some("77")),
         (0x03, 0x13, set, b"77", Some("77")),
         (0x04, 0x14, b"", b"", None),
-        (0x05, 0x15, &by, b"", Some("77")),
-        (0x06, 0x16, &by, b"", Some("0 ")),
+        (0x05, 0x15, &by, b"", Some("33")),
+        (0x06, 0x16, &by, b"", Some("27")),
         (0x08, 0x18, b"", b"", None),
-        (0x0e, 0x19, b"", b"77", Some("1077")),
-        (0x0f, 0x1a, b"", b"77", Some("7710")),
+        (0x0e, 0x19, b"", b"77", Some("3077")),
+        (0x0f, 0x1a, b"", b"77", Some("7730")),
         (0x1c, 0x1c, gone, b"", None),
         (0x1d, 0x1e, gone, b"", None),
         (0x23, 0x24, gone, b"", None),
@@ -427,6 +428,13 @@ fn binary_forms() -> Vec<Form> {
         .collect()
 }
 
+/// With the key's CAS number in it, if it needs one.
+fn with_cas(client: &mut Client, bytes: Vec<u8>) -> Vec<u8> {
+    let answer = text(&client.tcp(&[b"gets k\r\n"], 3));
+    let cas = answer.lines().next().unwrap().split(' ').nth(4).unwrap();
+    text(&bytes).replace("CAS", cas).into()
+}
+
 #[test]
 fn every_form_of_every_command_is_heeded() {
     let Some(net) = Net::new("forms") else { return };
@@ -442,8 +450,9 @@ fn every_form_of_every_command_is_heeded() {
     };
     for cut in [usize::MAX, 7] {
         for (bytes, left, answers) in text_forms() {
-            assert_eq!(reader.tcp(&[b"set k 0 0 2\r\n10\r\n"], 1), b"STORED\r\n");
+            assert_eq!(reader.tcp(&[b"set k 0 0 2\r\n30\r\n"], 1), b"STORED\r\n");
             attached.warm(&mut reader, "k");
+            let bytes = with_cas(&mut reader, bytes);
             writer.tcp(&bytes.chunks(cut).collect::<Vec<_>>(), usize::from(answers));
             // The rest of an answer of several lines, too.
             let end = writer.tcp(&[b"mn\r\n"], 1);
@@ -455,7 +464,7 @@ fn every_form_of_every_command_is_heeded() {
             writer.tcp(&[b"mn\r\n"], 1);
         }
         for (bytes, left, _) in binary_forms() {
-            assert_eq!(reader.tcp(&[b"set k 0 0 2\r\n10\r\n"], 1), b"STORED\r\n");
+            assert_eq!(reader.tcp(&[b"set k 0 0 2\r\n30\r\n"], 1), b"STORED\r\n");
             attached.warm(&mut reader, "k");
             binary.until_noop(&bytes.chunks(cut).chain([&noop[..]]).collect::<Vec<_>>());
             noticed(&mut reader, &bytes, left, "in binary");
@@ -463,8 +472,9 @@ fn every_form_of_every_command_is_heeded() {
         }
     }
     for (bytes, left, answers) in text_forms() {
-        assert_eq!(reader.tcp(&[b"set k 0 0 2\r\n10\r\n"], 1), b"STORED\r\n");
+        assert_eq!(reader.tcp(&[b"set k 0 0 2\r\n30\r\n"], 1), b"STORED\r\n");
         attached.warm(&mut reader, "k");
+        let bytes = with_cas(&mut reader, bytes);
         if answers {
             writer.udp(&bytes);
         } else {
@@ -475,10 +485,10 @@ fn every_form_of_every_command_is_heeded() {
     }
     // What only looks leaves it where it is.
     for look in ["get k\r\n", "gets k\r\n", "mg k v t f\r\n", "me k\r\n", "version\r\n", "add k 0 0 1\r\nx\r\n"] {
-        reader.tcp(&[b"set k 0 0 2\r\n10\r\n"], 1);
+        reader.tcp(&[b"set k 0 0 2\r\n30\r\n"], 1);
         attached.warm(&mut reader, "k");
         writer.tcp(&[look.as_bytes()], 1);
-        noticed(&mut reader, look.as_bytes(), Some("10"), "over TCP");
+        noticed(&mut reader, look.as_bytes(), Some("30"), "over TCP");
         writer = net.client();
     }
     let report = attached.end();
@@ -507,6 +517,49 @@ fn writers_of_the_same_host_are_heeded() {
         }
     }
     attached.end();
+}
+
+/// Connects from an address and a port to which other connections are bound, as long as they go elsewhere.
+fn connect_from(own: SocketAddrV4, to: &str) -> TcpStream {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, socket};
+    const IP_BIND_ADDRESS_NO_PORT: libc::c_int = 24;
+    const IP_LOCAL_PORT_RANGE: libc::c_int = 51;
+    let fd = socket(AddressFamily::Inet, SockType::Stream, SockFlag::empty(), None).unwrap();
+    let port = u32::from(own.port());
+    for (option, value) in [(IP_BIND_ADDRESS_NO_PORT, 1), (IP_LOCAL_PORT_RANGE, port << 16 | port)] {
+        // SAFETY: an open socket, and a number that outlives the call.
+        let done = unsafe { libc::setsockopt(fd.as_raw_fd(), 0, option, (&raw const value).cast(), 4) };
+        assert_eq!(done, 0, "option {option}");
+    }
+    bind(fd.as_raw_fd(), &SockaddrIn::from(SocketAddrV4::new(*own.ip(), 0))).unwrap();
+    connect(fd.as_raw_fd(), &SockaddrIn::from(to.parse::<SocketAddrV4>().unwrap())).unwrap();
+    let stream = TcpStream::from(fd);
+    assert_eq!(stream.local_addr().unwrap(), own.into());
+    stream
+}
+
+/// The agent's connection is known by both its ends: its own address and port may be those of a client's, too.
+#[test]
+fn a_client_with_the_agents_port_is_heeded() {
+    let Some(net) = Net::new("port") else { return };
+    let _server = net.memcached("-t 1");
+    let mut client = net.client();
+    assert_eq!(client.tcp(&[b"set k 0 0 2\r\n10\r\n"], 1), b"STORED\r\n");
+    enter(&net.server, || {
+        let mut agent = agent(2);
+        let own = nix::sys::socket::getsockname::<nix::sys::socket::SockaddrIn>(agent.socket().0.as_raw_fd()).unwrap();
+        let mut writer = connect_from(SocketAddrV4::new(own.ip(), own.port()), "127.0.0.1:11211");
+        let until = Instant::now() + WAIT;
+        while kernel(&report(&agent).unwrap(), "hits") == 0 {
+            client.get("k");
+            agent.step().unwrap();
+            assert!(Instant::now() < until, "never answered by the kernel");
+            thread::sleep(Duration::from_millis(1));
+        }
+        writer.write_all(b"set k 0 0 2\r\n11\r\n").unwrap();
+        writer.read_exact(&mut [0; 8]).unwrap();
+        assert_eq!(text(&client.get("k")), "VALUE k 0 2\r\n11\r\nEND\r\n");
+    });
 }
 
 impl Attached {
