@@ -234,7 +234,8 @@ fn what_is_too_much_to_count_holds_everything() {
 fn bytes_that_were_taken_unseen_end_the_following() {
     let Some(own) = Own::new() else { return };
     let set = b"set k 0 0 1\r\nx\r\n";
-    let ways: [(&str, &dyn Fn(&mut TcpStream)); 3] = [
+    type Take<'a> = (&'a str, &'a dyn Fn(&mut TcpStream));
+    let ways: [Take<'_>; 3] = [
         ("recvmsg", &|server| {
             let mut buffer = [0; 64];
             let mut pieces = [IoSliceMut::new(&mut buffer)];
