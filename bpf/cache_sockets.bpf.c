@@ -19,6 +19,7 @@
 #include "lib/stream.h"
 
 #define MSG_PEEK 2
+#define RCV_SHUTDOWN 1
 #define AF_INET 2
 #define AF_INET6 10
 #define IPPROTO_TCP 6
@@ -87,6 +88,7 @@ struct sock_common {
 struct sock {
 	struct sock_common __sk_common;
 	__u16 sk_protocol;
+	__u8 sk_shutdown;
 } __attribute__((preserve_access_index));
 
 struct tcp_sock {
@@ -631,20 +633,22 @@ static __always_inline void tcp_receive(struct sock *sk, int got)
 {
 	struct tcp_sock *tp = bpf_skc_to_tcp_sock(sk);
 	struct uc_conn *conn = connection(sk);
-	__u32 taken = got > 0 ? got : 0;
+	__u32 taken = got > 0 ? got : 0, end;
 
 	if (!conn || !tp) {
 		/* No memory: from here on nothing can be said, ever. */
 		global_begin();
 		return;
 	}
+	/* The other side's end of the connection, if this read came to it, counts as one. */
+	end = tp->copied_seq - (sk->sk_shutdown & RCV_SHUTDOWN && tp->copied_seq == tp->rcv_nxt);
 	if (!(conn->flags & UC_CONN_KNOWN)) {
 		conn->flags |= UC_CONN_KNOWN;
-		conn->copied = tp->copied_seq - taken;
+		conn->copied = end - taken;
 		if (of_agent(sk))
 			conn->flags |= UC_CONN_AGENT;
-		/* Bytes that were read before anybody looked. The other side's end of the connection counts as one. */
-		else if ((__u32)tp->bytes_received - (tp->rcv_nxt - tp->copied_seq) - taken + 1 > 1)
+		/* Bytes that were read before anybody looked. */
+		else if ((__u32)tp->bytes_received - (tp->rcv_nxt - end) != taken)
 			conn->stream.mode = UC_MODE_LOST;
 	}
 	if (conn->flags & UC_CONN_AGENT)
@@ -659,11 +663,11 @@ static __always_inline void tcp_receive(struct sock *sk, int got)
 			end_all(conn);
 		return;
 	}
-	if (conn->copied + got != tp->copied_seq) {
+	if (conn->copied + got != end) {
 		count(UC_COUNT_GAP);
 		conn->stream.mode = UC_MODE_LOST;
 	}
-	conn->copied = tp->copied_seq;
+	conn->copied = end;
 	take(conn, registers(), 0, got);
 }
 

@@ -14,13 +14,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::sched::{CloneFlags, setns};
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sched::{CloneFlags, setns},
+};
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use serde_json::Value;
 use underpass_cache::{
     agent::{Agent, Options},
+    hash,
+    kernel::Kernel,
     memcached::Memcached,
     stats::report,
+    word,
 };
 use underpass_datapath::attach::Mode;
 
@@ -399,7 +405,8 @@ fn binary_forms() -> Vec<Form> {
     // A time, long ago.
     let gone = &2_592_001u32.to_be_bytes();
     // Opcode, and that of its quiet form.
-    let requests: &[(u8, u8, &[u8], &[u8], Option<&str>)] = &[
+    type Request<'a> = (u8, u8, &'a [u8], &'a [u8], Option<&'static str>);
+    let requests: &[Request<'_>] = &[
         (0x01, 0x11, set, b"77", Some("77")),
         (0x03, 0x13, set, b"77", Some("77")),
         (0x04, 0x14, b"", b"", None),
@@ -413,10 +420,8 @@ fn binary_forms() -> Vec<Form> {
         (0x23, 0x24, gone, b"", None),
     ];
     let form = |opcode: u8, extras: &[u8], value: &[u8]| {
-        common::request(opcode, extras, if opcode & 0x0f == 8 { b"" } else { b"k" }, value)
-    };
-    let form = |opcode, extras, value| {
-        let mut bytes = form(opcode, extras, value);
+        let key = if opcode & 0x0f == 8 { &b""[..] } else { b"k" };
+        let mut bytes = common::request(opcode, extras, key, value);
         bytes[16..24].fill(0); // any CAS number
         bytes
     };
@@ -571,6 +576,12 @@ impl Attached {
     }
 }
 
+fn writes_in_flight(kernel: &Kernel, key: &[u8]) -> u64 {
+    let hash = hash::hash(key, &kernel.settings().secret);
+    let word = kernel.word(hash::set(hash, kernel.settings().set_mask), hash::which(hash));
+    word::writes(word.load(Ordering::SeqCst))
+}
+
 /// Each answer on its way to the agent, and a write, in every order: memcached is stopped meanwhile.
 #[test]
 fn a_fill_that_a_write_overtakes_is_refused() {
@@ -583,7 +594,7 @@ fn a_fill_that_a_write_overtakes_is_refused() {
     assert_eq!(client.tcp(&[b"set k 0 0 2\r\n10\r\n"], 1), b"STORED\r\n");
     enter(&net.server, || {
         let mut agent = agent(2);
-        let mut asked = |agent: &mut Agent, client: &mut Client| {
+        let asked = |agent: &mut Agent, client: &mut Client| {
             // Reports of one key are so far apart.
             thread::sleep(Duration::from_millis(40));
             client.get("k");
@@ -592,7 +603,9 @@ fn a_fill_that_a_write_overtakes_is_refused() {
             agent.step().unwrap();
             signal(nix::sys::signal::Signal::SIGCONT);
             assert_eq!(agent.counts().asked, before + 1);
-            thread::sleep(Duration::from_millis(20));
+            // The answer is there, and not taken yet.
+            let mut answered = [PollFd::new(agent.socket().0, PollFlags::POLLIN)];
+            assert_eq!(poll(&mut answered, PollTimeout::MAX).unwrap(), 1);
         };
         // Undisturbed: it is filled, and the kernel answers.
         asked(&mut agent, &mut client);
@@ -619,7 +632,10 @@ fn a_fill_that_a_write_overtakes_is_refused() {
         writer.tcp(&[b"version\r\n"], 1);
         for _ in 0..3 {
             writer.tcp(&[b"set k 0 0 2\r\n"], 0);
-            thread::sleep(Duration::from_millis(10));
+            let until = Instant::now() + WAIT;
+            while writes_in_flight(agent.kernel(), b"k") == 0 {
+                assert!(Instant::now() < until, "a half write is not in flight");
+            }
             for _ in 0..10 {
                 client.get("k");
                 for _ in 0..3 {

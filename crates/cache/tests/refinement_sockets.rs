@@ -268,6 +268,17 @@ fn bytes_that_were_taken_unseen_end_the_following() {
         drop(server);
         own.becomes(b"a", [0, 0, 0]);
     }
+    // The other side's end, read with its last bytes, is no byte that is gone.
+    let [mut client, mut server] = own.connect();
+    client.write_all(b"get a\r\n").unwrap();
+    take(&mut server, 7);
+    client.write_all(b"md k\r\n").unwrap();
+    client.shutdown(std::net::Shutdown::Write).unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(server.read(&mut [0; 64]).unwrap(), 6);
+    assert_eq!(own.flight(b"k"), [0, 1, 0]);
+    drop(server);
+    own.becomes(b"k", [0, 0, 0]);
     // What is only looked at is not taken.
     let [mut client, mut server] = own.connect();
     client.write_all(b"set k 0 0 1\r\n").unwrap();
@@ -291,19 +302,40 @@ fn a_connection_that_is_gone_holds_nothing() {
     }
 }
 
-/// Nobody knows what of a command had been read before.
+/// Nobody knows what of a command had been read before, if only a byte of it. The other side's end is none of them.
 #[test]
 fn an_older_connection_is_not_followed_at_once() {
     let Some(mut own) = Own::new() else { return };
-    let [mut client, mut server] = own.connect();
-    own.kernel.detach();
-    client.write_all(b"set k 0 0 7\r\n").unwrap();
-    take(&mut server, 13);
-    own.kernel.follow(std::process::id()).unwrap();
-    client.write_all(b"get x\r\n\r\n").unwrap();
-    take(&mut server, 9);
-    assert_eq!(own.flight(b"k"), [0, 0, 1]);
-    assert_eq!(own.flight(b"x")[0], 0);
+    let older: [(&[u8], &[u8], [u64; 3]); 4] = [
+        (b"set k 0 0 7\r\n", b"get x\r\n\r\n", [0, 0, 1]),
+        (b"m", b"d k\r\n", [0, 0, 1]),
+        (b"", b"get k\r\n", [1, 0, 0]),
+        (b"", b"md k\r\n", [0, 1, 0]),
+    ];
+    for (before, bytes, flight) in older {
+        for (ends, room) in [(false, 64), (true, 64), (true, bytes.len())] {
+            let [mut client, mut server] = own.connect();
+            own.kernel.detach();
+            client.write_all(before).unwrap();
+            take(&mut server, before.len());
+            client.write_all(bytes).unwrap();
+            if ends {
+                client.shutdown(std::net::Shutdown::Write).unwrap();
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            own.kernel.follow(std::process::id()).unwrap();
+            assert_eq!(server.read(&mut vec![0; room]).unwrap(), bytes.len());
+            let of = format!("of {:?} after {:?}, ends: {ends}, room: {room}", text(bytes), text(before));
+            assert_eq!(own.flight(b"k"), flight, "{of}");
+            assert_eq!(own.flight(b"x")[0], 0, "{of}");
+            drop(server);
+            own.becomes(b"k", [0, 0, 0]);
+        }
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// As memcached does: `sendmsg`, in two pieces.
