@@ -238,7 +238,7 @@ static __always_inline void notify_flush(__u64 number)
 	global_begin();
 	if (!out)
 		return;
-	out->hash = 0;
+	out->hash = bpf_ktime_get_ns() / 1000000;
 	out->number = number;
 	out->notice = UC_NOTICE_FLUSH;
 	out->key_len = 0;

@@ -234,7 +234,7 @@ enum uc_notice {
 };
 
 struct uc_report {
-	__u64 hash;
+	__u64 hash; /* of a flush: when it was asked for, CLOCK_MONOTONIC in milliseconds */
 	__u64 number;
 	__u32 notice; /* enum uc_notice */
 	__u32 key_len;

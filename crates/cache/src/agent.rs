@@ -299,7 +299,7 @@ impl Agent {
         let reports = std::mem::take(&mut *self.reports.borrow_mut());
         for report in &reports {
             match report.notice {
-                UC_NOTICE_FLUSH => self.flush_later(report.number),
+                UC_NOTICE_FLUSH => self.flush_later(report.hash, report.number),
                 _ => self.ask(&report.key[..(report.key_len.min(UC_KEY_MAX)) as usize]),
             }
         }
@@ -436,12 +436,13 @@ impl Agent {
 
     /// A `flush_all` that is to take place: nothing is served around then, and everything is forgotten after it. Until this
     /// has been noted the kernel holds the global word.
-    fn flush_later(&mut self, number: u64) {
+    fn flush_later(&mut self, asked_ms: u64, number: u64) {
         let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
-        let delay = if number > DELAY_MAX_S { number.saturating_sub(wall) } else { number };
+        let (start_ms, delay) =
+            if number > DELAY_MAX_S { (now_ms(), number.saturating_sub(wall)) } else { (asked_ms, number) };
         // memcached's clock is cut to whole seconds and up to one old.
-        let from_ms = now_ms() + delay.saturating_sub(2) * 1000;
-        let flush = Flush { from_ms, to_ms: now_ms() + (delay + 3) * 1000 };
+        let from_ms = start_ms + delay.saturating_sub(2) * 1000;
+        let flush = Flush { from_ms, to_ms: start_ms + (delay + 3) * 1000 };
         if self.flushes.len() >= FLUSHES_MAX {
             let last = self.flushes.last_mut().expect("there are some");
             *last = Flush { from_ms: last.from_ms.min(flush.from_ms), to_ms: last.to_ms.max(flush.to_ms) };

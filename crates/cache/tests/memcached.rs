@@ -772,6 +772,33 @@ fn lifetimes_end_in_the_kernel_as_they_do_in_memcached() {
     attached.end();
 }
 
+/// An agent that is late with its notice of a flush reckons from the flush, not from the notice.
+#[test]
+fn a_late_agent_knows_when_a_flush_is_to_come() {
+    let Some(net) = Net::new("late") else { return };
+    let _server = net.memcached("-t 1");
+    enter(&net.server, || {
+        let mut agent = agent(2);
+        let (mut client, mut plain) = (net.client(), net.client());
+        client.tcp(&[b"set k 0 0 1\r\nx\r\n"], 1);
+        client.tcp(&[b"set twin 0 0 1\r\nx\r\n"], 1);
+        assert_eq!(client.tcp(&[b"flush_all 8\r\n"], 1), b"OK\r\n");
+        let start = Instant::now();
+        client.tcp(&[b"mn\r\n"], 1);
+        thread::sleep(Duration::from_secs(5));
+        let mut gone = false;
+        while start.elapsed() < Duration::from_secs(12) {
+            agent.step().unwrap();
+            // The two go together; what is asked of memcached is not the key that the kernel may have.
+            gone = gone || plain.tcp(&[b"mg twin\r\n"], 1) == b"EN\r\n";
+            assert!(client.get("k") == b"END\r\n" || !gone, "served after {:?}", start.elapsed());
+            thread::sleep(Duration::from_millis(5));
+        }
+        assert!(gone, "nothing is flushed");
+        assert!(kernel(&report(&agent).unwrap(), "hits") > 0);
+    });
+}
+
 /// A value that memcached takes from datagrams that follow, header and all; and what it makes of half a command.
 #[test]
 fn commands_over_udp_are_heeded_however_cut() {
