@@ -4,9 +4,11 @@ use std::{
     collections::HashMap,
     io::{ErrorKind, Read, Write},
     net::{SocketAddrV4, TcpStream, UdpSocket},
+    path::PathBuf,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
+        mpsc,
     },
     thread,
     time::{Duration, Instant},
@@ -15,7 +17,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use rand::{Rng, SeedableRng, rngs::SmallRng, seq::IndexedRandom};
 use underpass_check::{
-    history::{Operation, Outcome, Request},
+    history::{HistoryWriter, Operation, Outcome, Request},
     linearizability::{Checker, Options, Report, Store},
 };
 use underpass_rack::Host;
@@ -28,6 +30,8 @@ use crate::{
 /// A datagram's answer is given up after this long, a connection's after more.
 const UDP_PATIENCE: Duration = Duration::from_millis(40);
 const TCP_PATIENCE: Duration = Duration::from_secs(10);
+/// memcached sends none that is longer.
+const DATAGRAM_MAX: usize = 2048;
 /// memcached counts lifetimes in seconds, and its clock is a second late at most: so it may go two seconds at once.
 const CLOCK_MS: u64 = 2000;
 /// Where numbers start: far from where they would get shorter, which memcached pads.
@@ -107,10 +111,50 @@ pub struct Judged {
     pub missed: u64,
     /// Operations without an answer.
     pub unknown: u64,
+    /// How long it took to check them, beside what was played meanwhile.
+    pub checking: Duration,
     /// Reports of rounds that are not linearizable, or were not decided.
     pub bad: Vec<Report>,
     /// The history of the last of these.
     pub history: Vec<Operation>,
+}
+
+impl Judged {
+    /// Takes a round's history in. False: it is bad, and is kept.
+    fn add(&mut self, mix: &Mix, history: Vec<Operation>) -> bool {
+        let kind = Store { evicts: mix.pressure > 0, clock_ms: if mix.lifetimes { CLOCK_MS } else { 0 } };
+        let mut checker = Checker::of(kind);
+        for op in &history {
+            checker.add(op);
+        }
+        let gets = |outcome| history.iter().filter(|op| op.op == Request::Get && op.outcome == outcome).count() as u64;
+        self.operations += history.len() as u64;
+        self.found += gets(Outcome::Ok);
+        self.missed += gets(Outcome::NotFound);
+        self.unknown += history.iter().filter(|op| op.outcome == Outcome::Unknown).count() as u64;
+        let report = checker.check(&Options { budget: 3_000_000, ..Options::default() });
+        self.checking += report.elapsed;
+        if report.verdict() == underpass_check::linearizability::Verdict::Linearizable {
+            return true;
+        }
+        self.bad.push(report);
+        self.history = history;
+        false
+    }
+
+    /// Writes the bad round's history to a file that stays.
+    ///
+    /// # Errors
+    /// Those of the file.
+    pub fn keep(&self, name: &str) -> Result<PathBuf> {
+        let path = std::env::temp_dir().join(format!("underpass-{name}-{}.jsonl", std::process::id()));
+        let writer = HistoryWriter::create(&path)?;
+        for op in &self.history {
+            writer.record(op)?;
+        }
+        writer.finish()?;
+        Ok(path)
+    }
 }
 
 /// Runs all rounds; stops at the first bad one.
@@ -118,27 +162,34 @@ pub struct Judged {
 /// # Errors
 /// When a server cannot be reached, or says what no memcached says.
 pub fn run(mix: &Mix, place: &Place) -> Result<Judged> {
-    let mut judged = Judged::default();
-    for round in 0..mix.rounds {
-        let history = play(mix, place, round)?;
-        let kind = Store { evicts: mix.pressure > 0, clock_ms: if mix.lifetimes { CLOCK_MS } else { 0 } };
-        let mut checker = Checker::of(kind);
-        for op in &history {
-            checker.add(op);
+    run_until(mix, place, |rounds, _| rounds == mix.rounds)
+}
+
+/// Runs rounds until after so many rounds and operations it is enough, or one is bad. While one is played the one before is checked.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_until(mix: &Mix, place: &Place, enough: impl Fn(usize, u64) -> bool) -> Result<Judged> {
+    thread::scope(|scope| {
+        let (played, to_check) = mpsc::sync_channel(0);
+        let checker = scope.spawn(|| {
+            let mut judged = Judged::default();
+            let mut to_check = to_check.into_iter();
+            while to_check.next().is_some_and(|history| judged.add(mix, history)) {}
+            judged
+        });
+        let (mut rounds, mut operations) = (0, 0);
+        while !enough(rounds, operations) {
+            let history = play(mix, place, rounds)?;
+            rounds += 1;
+            operations += history.len() as u64;
+            if played.send(history).is_err() {
+                break;
+            }
         }
-        let gets = |outcome| history.iter().filter(|op| op.op == Request::Get && op.outcome == outcome).count() as u64;
-        judged.operations += history.len() as u64;
-        judged.found += gets(Outcome::Ok);
-        judged.missed += gets(Outcome::NotFound);
-        judged.unknown += history.iter().filter(|op| op.outcome == Outcome::Unknown).count() as u64;
-        let report = checker.check(&Options { budget: 3_000_000, ..Options::default() });
-        if report.verdict() != underpass_check::linearizability::Verdict::Linearizable {
-            judged.bad.push(report);
-            judged.history = history;
-            break;
-        }
-    }
-    Ok(judged)
+        drop(played);
+        Ok(checker.join().expect("the checker does not panic"))
+    })
 }
 
 /// One round: everything that its clients were told.
@@ -254,6 +305,8 @@ impl Port {
             Role::Udp => {
                 let socket = UdpSocket::bind("0.0.0.0:0")?;
                 socket.connect(front)?;
+                // For each datagram of an answer: they are few.
+                socket.set_read_timeout(Some(UDP_PATIENCE))?;
                 Ok(Self::Udp { socket, request: 0 })
             }
             Role::Tcp(tongue) => Ok(Self::Tcp { front, stream: connect(front)?, tongue }),
@@ -275,13 +328,11 @@ impl Port {
                 socket.send(&datagram(*request, bytes))?;
                 let until = Instant::now() + UDP_PATIENCE;
                 let mut parts: Vec<(u8, Vec<u8>)> = Vec::new();
-                let mut buffer = vec![0; 65536];
+                let mut buffer = [0; DATAGRAM_MAX];
                 loop {
-                    let left = until.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
+                    if Instant::now() >= until {
                         return Ok(None);
                     }
-                    socket.set_read_timeout(Some(left))?;
                     let Ok(len) = socket.recv(&mut buffer) else { continue };
                     let Some((header, text)) = buffer[..len].split_at_checked(UDP_HEADER_LEN) else { continue };
                     if header[..2] != request.to_be_bytes() {

@@ -11,7 +11,6 @@ use underpass_cachecheck::{
     mixed::{self, Judged, Mix, Place},
     server::{self, Options, PORT, Server},
 };
-use underpass_check::history::HistoryWriter;
 
 const FRONT: u16 = PORT + 1;
 
@@ -75,11 +74,7 @@ fn sound(name: &str, bug: Option<Bug>, mix: &Mix) {
         let judged = judge(name, bug, mix);
         assert!(judged.found > 1000 && judged.missed > 100, "{} found, {} missed", judged.found, judged.missed);
         if let Some(report) = judged.bad.first() {
-            let path = std::env::temp_dir().join(format!("underpass-{name}-{}.jsonl", std::process::id()));
-            let writer = HistoryWriter::create(&path).unwrap();
-            judged.history.iter().for_each(|op| writer.record(op).unwrap());
-            writer.finish().unwrap();
-            panic!("{report}\nThe history is {}", path.display());
+            panic!("{report}\nThe history is {}", judged.keep(name).unwrap().display());
         }
     }
 }

@@ -1,19 +1,16 @@
 //! The cache, judged from outside: whatever clients do, memcached with it answers as memcached without, and what concurrent
 //! clients are told is linearizable.
 
-use std::{
-    net::{Ipv4Addr, SocketAddrV4},
-    time::Duration,
-};
+use std::time::Duration;
 
 use underpass_bench::process::Directory;
 use underpass_cachecheck::{
-    mixed::{self, Mix, Place},
-    server::{self, Options, PORT, Server},
+    judge::{Verdict, judge},
+    mixed::Mix,
+    server::{self, Options, Server},
     stream::{self, Speech, Stream, Way},
     twin::Twin,
 };
-use underpass_check::history::HistoryWriter;
 
 /// What the cache takes to take up what was missed.
 const SETTLE: Duration = Duration::from_millis(1);
@@ -105,38 +102,15 @@ fn linearizable(name: &str, mix: &Mix, hits_min: u64) {
         return;
     }
     let mix = Mix { rounds: count("UNDERPASS_ROUNDS", mix.rounds as u64) as usize, ..mix.clone() };
-    let rack = server::rack(name).unwrap();
-    if mix.lossy {
-        server::make_rough(&rack).unwrap();
-    }
-    let logs = Directory::new().unwrap();
-    let memory_mib = if mix.pressure > 0 { 2 } else { 64 };
-    let host = rack.host("fast").unwrap();
-    let mut server = Server::start(&host, &Options { threads: 4, memory_mib, still: false }, &logs).unwrap();
-    server.attach(&[]).unwrap();
-    let place = Place {
-        client: rack.host("client").unwrap(),
-        front: server.address(),
-        server: (host, SocketAddrV4::new(Ipv4Addr::LOCALHOST, PORT)),
-    };
-    let judged = mixed::run(&mix, &place).unwrap();
+    let Verdict { judged, hits, stats } = judge(name, &mix, |rounds, _| rounds == mix.rounds).unwrap();
     println!(
-        "{name}: {} operations, {} of them without an answer; {} reads answered by the cache",
-        judged.operations,
-        judged.unknown,
-        hits(&server)
+        "{name}: {} operations, {} of them without an answer; {hits} reads answered by the cache",
+        judged.operations, judged.unknown
     );
     if let Some(report) = judged.bad.first() {
-        let path = std::env::temp_dir().join(format!("underpass-{name}-{}.jsonl", std::process::id()));
-        let writer = HistoryWriter::create(&path).unwrap();
-        judged.history.iter().for_each(|op| writer.record(op).unwrap());
-        writer.finish().unwrap();
-        panic!("{report}\nThe history is {}\n{:#}", path.display(), server.stats().unwrap());
+        panic!("{report}\nThe history is {}\n{stats:#}", judged.keep(name).unwrap().display());
     }
-    let hits = hits(&server);
-    assert!(hits > hits_min, "the cache was of little use: {:#}", server.stats().unwrap());
-    server.end().unwrap();
-    rack.down().unwrap();
+    assert!(hits > hits_min, "the cache was of little use: {stats:#}");
 }
 
 fn all() -> Mix {
