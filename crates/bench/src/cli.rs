@@ -5,6 +5,7 @@ use clap::Subcommand;
 
 pub use crate::demo::{DemoArgs, run as run_demo};
 use crate::{
+    cache::{self, CacheArgs},
     coordinator::{self, CoordinatorArgs},
     memory::{self, MemoryArgs},
     replica::{self, ReplicaArgs},
@@ -20,6 +21,8 @@ pub enum Command {
     Ycsb(YcsbArgs),
     /// Compare GETs from one core of a replica with memcached over UDP on the same core
     Replica(ReplicaArgs),
+    /// Compare GETs from memcached alone with those from it behind the cache in the kernel
+    Cache(CacheArgs),
     /// Weigh a coordinator: at rest, over a long run, and what 100 starts and ends leave behind
     Memory(MemoryArgs),
 }
@@ -32,6 +35,7 @@ pub fn run(command: Command) -> Result<()> {
     let text = match command {
         Command::Coordinator(args) => coordinator::run(&args)?.text(),
         Command::Replica(args) => replica::run(&args)?.text(),
+        Command::Cache(args) => cache::run(&args)?.text(),
         Command::Memory(args) => memory::run(&args)?.text(),
         Command::Ycsb(args) => ycsb::run(&args)?.text(),
     };

@@ -4,6 +4,8 @@
 //! reported is the median of the rounds and the ratio. `docs/benchmarks.md` says what is measured and how.
 
 pub mod bed;
+pub mod cache;
+pub mod cache_load;
 pub mod cli;
 pub mod coordinator;
 pub mod cpu;

@@ -517,11 +517,11 @@ fn be(addr: Ipv4Addr) -> u32 {
 }
 
 /// Sum of the 16-bit words, in memory order, that Internet checksums are made of.
-fn sum_words(bytes: &[u8]) -> u64 {
+pub(crate) fn sum_words(bytes: &[u8]) -> u64 {
     bytes.chunks(2).map(|pair| u64::from(u16::from_ne_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]))).sum()
 }
 
-fn checksum(sum: u64) -> u16 {
+pub(crate) fn checksum(sum: u64) -> u16 {
     let mut sum = sum;
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
@@ -589,7 +589,7 @@ impl Template {
 }
 
 /// Attaches a program to a device, in native mode, until the descriptor that is returned is closed.
-fn attach_xdp(netns: &Netns, program: BorrowedFd<'_>, device: u32) -> Result<OwnedFd> {
+pub(crate) fn attach_xdp(netns: &Netns, program: BorrowedFd<'_>, device: u32) -> Result<OwnedFd> {
     netns.run(|| {
         let options = libbpf_sys::bpf_link_create_opts {
             sz: size_of::<libbpf_sys::bpf_link_create_opts>() as u64,
@@ -610,7 +610,7 @@ fn attach_xdp(netns: &Netns, program: BorrowedFd<'_>, device: u32) -> Result<Own
 
 /// Has the kernel make `count` frames of `frame_len` bytes and run the program on each, as if received by the device of
 /// this number in the calling thread's namespace.
-fn generate(program: BorrowedFd<'_>, device: u32, frame_len: u32, count: u32) -> Result<()> {
+pub(crate) fn generate(program: BorrowedFd<'_>, device: u32, frame_len: u32, count: u32) -> Result<()> {
     let frame = vec![0u8; frame_len as usize];
     let context = libbpf_sys::xdp_md { data_end: frame_len, ingress_ifindex: device, ..libbpf_sys::xdp_md::default() };
     let mut options = bpf_test_run_opts {

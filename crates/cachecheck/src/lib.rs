@@ -5,6 +5,7 @@
 //! space into which bugs can be planted: what judges a cache has to find each of them. [`server`] starts the servers. [`judge`] is a
 //! program that goes on for as long as it is told.
 
+pub mod demo;
 pub mod fake;
 pub mod judge;
 pub mod mixed;

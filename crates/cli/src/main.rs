@@ -46,9 +46,24 @@ enum Command {
     #[command(subcommand)]
     Bench(underpass_bench::cli::Command),
     /// Show a replicated rack at work, measure it, check it, and leave nothing behind
-    Demo(underpass_bench::cli::DemoArgs),
+    Demo(Demo),
     /// Break a replicated rack on purpose, under load, and check what clients saw
     Drill(underpass_drill::cli::DrillArgs),
+}
+
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+struct Demo {
+    #[command(flatten)]
+    rack: underpass_bench::cli::DemoArgs,
+    #[command(subcommand)]
+    other: Option<OtherDemo>,
+}
+
+#[derive(Debug, Subcommand)]
+enum OtherDemo {
+    /// Show a stock memcached with the cache in the kernel in front of it, check it, and leave nothing behind
+    Cache(underpass_cachecheck::demo::CacheDemoArgs),
 }
 
 #[derive(Debug, Subcommand)]
@@ -70,7 +85,8 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Cache(command) => underpass_cache::cli::run(command)?,
         Command::Check(args) => underpass_check::cli::run(&args)?,
         Command::Bench(command) => underpass_bench::cli::run(command)?,
-        Command::Demo(args) => underpass_bench::cli::run_demo(&args)?,
+        Command::Demo(Demo { other: Some(OtherDemo::Cache(args)), .. }) => underpass_cachecheck::demo::run(&args)?,
+        Command::Demo(Demo { rack, other: None }) => underpass_bench::cli::run_demo(&rack)?,
         Command::Drill(args) => underpass_drill::cli::run(&args)?,
         Command::Status(args) => admin::show_status(&args)?,
         Command::Members(action) => admin::members(action)?,

@@ -1,0 +1,775 @@
+//! `underpass bench cache`: GETs over UDP from a stock memcached, alone and with the cache in front of it; and what the cache
+//! costs those who do not use it.
+//!
+//! The server's side (its device's receive work, memcached, the cache's agent) has core 0, everything that plays clients
+//! core 1. GETs come from the generator in the kernel, SETs over TCP from a thread beside it, so many for each GET.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{Ipv4Addr, SocketAddrV4, TcpStream, UdpSocket},
+    path::PathBuf,
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+use serde::Serialize;
+
+use crate::{
+    bed::{COORDINATOR_CORE as SERVER_CORE, LOAD_CORE},
+    cache_load::{CacheLoad, Counts, ITEMS_MAX},
+    cpu::{self, KeepAwake, Meter, Priority},
+    load::Macs,
+    netns::{self, Netns},
+    process::{self, Daemon, Directory, STOP},
+    report::{self, Machine, Ratio, Spread, Table},
+    workload::{Items, Popularity, key},
+};
+
+const SERVER: Ipv4Addr = Ipv4Addr::new(10, 97, 0, 1);
+const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 97, 0, 2);
+const PORT: u16 = 11211;
+const CLIENT_PORT: u16 = 40_000;
+const KEY_MIN: usize = 16;
+const KEY_MAX: usize = 64;
+const VALUE_MIN: f64 = 10.0;
+const VALUE_MAX: f64 = 1000.0;
+/// Bytes of a value of the traffic that the cache does not serve.
+const LARGE_VALUE: usize = 16 * 1024;
+/// Connections, and requests under way on each, of that traffic.
+const CONNECTIONS: usize = 8;
+const PIPELINE: usize = 16;
+
+/// Options of `underpass bench cache`.
+#[derive(Clone, Debug, Args)]
+pub struct CacheArgs {
+    /// Seconds of each measurement
+    #[arg(long, default_value_t = 3.0)]
+    pub seconds: f64,
+    /// Seconds under load before it
+    #[arg(long, default_value_t = 4.0)]
+    pub warmup: f64,
+    /// Rounds: in each, every server takes its turn; medians count
+    #[arg(long, default_value_t = 3)]
+    pub rounds: usize,
+    /// Number of items
+    #[arg(long, default_value_t = 100_000)]
+    pub items: u64,
+    /// Popularity of items: uniform, or zipf and an exponent
+    #[arg(long, default_value = "zipf0.99")]
+    pub workload: Popularity,
+    /// GETs for each SET; 0: no SETs
+    #[arg(long, default_value_t = 30)]
+    pub gets_per_set: u64,
+    /// Sizes of the cache to measure, in MiB
+    #[arg(long, value_delimiter = ',', default_values_t = [4, 16, 128])]
+    pub memory: Vec<u32>,
+    /// Items that a set of the cache holds; several to compare
+    #[arg(long, value_delimiter = ',', default_values_t = [4])]
+    pub ways: Vec<u32>,
+    /// Seed of everything random
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// The program memcached
+    #[arg(long, value_name = "PATH", default_value = "memcached")]
+    pub memcached: PathBuf,
+    /// Write the results here, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// A server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Contender {
+    threads: usize,
+    /// MiB and ways of the cache in front.
+    cache: Option<(u32, u32)>,
+}
+
+impl Contender {
+    fn name(&self) -> String {
+        match self.cache {
+            None => format!("memcached -t {}", self.threads),
+            Some((mib, ways)) => format!("cache of {mib} MiB, {ways} way{}", if ways == 1 { "" } else { "s" }),
+        }
+    }
+}
+
+/// What one measurement of GETs showed.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    rate: f64,
+    busy_per_get: f64,
+    utilisation: f64,
+    hit_ratio: f64,
+    found: f64,
+    sets: f64,
+    lost: f64,
+    /// At a rate that every server bears: median, 99th percentile.
+    latency: [f64; 2],
+}
+
+/// Results of one server.
+#[derive(Clone, Debug, Serialize)]
+pub struct Cell {
+    /// The server's name.
+    pub server: String,
+    /// GETs answered in a second.
+    pub rate: Spread,
+    /// Nanoseconds of its core for each, SETs and the cache's agent included.
+    pub busy_ns_per_get: Spread,
+    /// Share of its core that it used, 0 to 1.
+    pub utilisation: Spread,
+    /// Share of GETs that the cache answered.
+    pub hit_ratio: Spread,
+    /// Share of GETs that found their item.
+    pub found: Spread,
+    /// SETs in a second.
+    pub sets: Spread,
+    /// Share of requests without an answer.
+    pub lost: Spread,
+    /// At a rate that all bear: median latency, in nanoseconds.
+    pub latency_median_ns: Spread,
+    /// And the 99th percentile.
+    pub latency_p99_ns: Spread,
+}
+
+/// Traffic that the cache does not serve.
+#[derive(Clone, Debug, Serialize)]
+pub struct Bystander {
+    /// What it is.
+    pub traffic: String,
+    /// Requests in a second of the server's core without the cache.
+    pub without: Spread,
+    /// And with it.
+    pub with: Spread,
+}
+
+/// Everything that `underpass bench cache` found.
+#[derive(Clone, Debug, Serialize)]
+pub struct CacheReport {
+    /// Where.
+    pub machine: Machine,
+    /// Number of items.
+    pub items: u64,
+    /// Their keys and values together, in bytes.
+    pub data_bytes: u64,
+    /// Their popularity.
+    pub popularity: Popularity,
+    /// GETs for each SET.
+    pub gets_per_set: u64,
+    /// Rounds.
+    pub rounds: usize,
+    /// Seconds of each measurement.
+    pub seconds: f64,
+    /// GETs in a second at which latencies were taken.
+    pub steady_rate: f64,
+    /// Results of GETs.
+    pub cells: Vec<Cell>,
+    /// Results of other traffic.
+    pub bystanders: Vec<Bystander>,
+    /// What they come to.
+    pub ratios: Vec<Ratio>,
+}
+
+impl CacheReport {
+    /// What is printed at the end.
+    pub fn text(&self) -> String {
+        let mut table = Table::new([
+            "server",
+            "GETs/s",
+            "CPU/GET",
+            "core busy",
+            "hit ratio",
+            "found",
+            "SETs/s",
+            "lost",
+            "median",
+            "99 %",
+        ]);
+        let percent = |spread: &Spread| format!("{:.1} %", spread.median * 100.0);
+        for cell in &self.cells {
+            table.row([
+                cell.server.clone(),
+                report::count(cell.rate.median),
+                report::time(cell.busy_ns_per_get.median),
+                percent(&cell.utilisation),
+                percent(&cell.hit_ratio),
+                percent(&cell.found),
+                report::count(cell.sets.median),
+                percent(&cell.lost),
+                report::time(cell.latency_median_ns.median),
+                report::time(cell.latency_p99_ns.median),
+            ]);
+        }
+        let mut others = Table::new(["traffic that the cache does not serve", "without it", "with it", "ratio"]);
+        for bystander in &self.bystanders {
+            others.row([
+                bystander.traffic.clone(),
+                report::count(bystander.without.median),
+                report::count(bystander.with.median),
+                format!("{:.3}", bystander.with.median / bystander.without.median),
+            ]);
+        }
+        let sets = match self.gets_per_set {
+            0 => "no SETs".to_owned(),
+            gets => format!("a SET over TCP for every {gets} GETs"),
+        };
+        format!(
+            "\nGETs over UDP ({}; {} items, {}, keys of {KEY_MIN} to {KEY_MAX} and values of {VALUE_MIN} to {VALUE_MAX} \
+             bytes, {} in all; {sets}; medians of {} rounds of {} s)\n\n{table}\n\
+             The server's side has one core, with the receive work of its device, all threads of memcached and the \
+             cache's agent; clients have the other. Latencies are those at {} GETs a second.\n\n{others}\n\
+             Requests in a second of the server's core, over TCP.\n\n{}",
+            self.machine,
+            self.items,
+            self.popularity,
+            report::size(self.data_bytes as f64),
+            self.rounds,
+            self.seconds,
+            report::count(self.steady_rate),
+            report::ratios_table(&self.ratios)
+        )
+    }
+}
+
+/// Key and length of the value of each item, always the same.
+struct Dataset {
+    keys: Vec<Vec<u8>>,
+    lengths: Vec<usize>,
+}
+
+impl Dataset {
+    fn new(args: &CacheArgs) -> Self {
+        let mut random = SmallRng::seed_from_u64(args.seed);
+        let keys = (0..args.items).map(|item| key(item, random.random_range(KEY_MIN..=KEY_MAX))).collect();
+        // As many of 10 to 100 bytes as of 100 to 1000.
+        let length = |random: &mut SmallRng| VALUE_MIN * (VALUE_MAX / VALUE_MIN).powf(random.random::<f64>());
+        let lengths = (0..args.items).map(|_| length(&mut random) as usize).collect();
+        Self { keys, lengths }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.keys.iter().map(|key| key.len() as u64).sum::<u64>() + self.lengths.iter().map(|n| *n as u64).sum::<u64>()
+    }
+
+    fn store(&self, item: u64, out: &mut Vec<u8>) {
+        store(&self.keys[item as usize], self.lengths[item as usize], out);
+    }
+}
+
+fn store(key: &[u8], length: usize, out: &mut Vec<u8>) {
+    out.extend(b"set ");
+    out.extend(key);
+    out.extend(format!(" 0 0 {length}\r\n").bytes());
+    out.resize(out.len() + length, b'v');
+    out.extend(b"\r\n");
+}
+
+/// memcached on a host of its own, maybe with the cache; and the host of its clients.
+struct Running {
+    server: Arc<Netns>,
+    client: Arc<Netns>,
+    device: String,
+    client_device: String,
+    macs: Macs,
+    memcached: Daemon,
+    cache: Option<Daemon>,
+    meter: Meter,
+    // Held until the processes have ended.
+    directory: Directory,
+    _reserved: UdpSocket,
+}
+
+impl Running {
+    fn start(args: &CacheArgs, contender: Contender) -> Result<Self> {
+        use std::sync::atomic::AtomicU32;
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let id = std::process::id() % 100_000 * 100 + NUMBER.fetch_add(1, Ordering::Relaxed) % 100;
+        let (device, client_device) = (format!("upm{id}"), format!("upl{id}"));
+        let (server, client) = (Arc::new(Netns::new()?), Arc::new(Netns::new()?));
+        netns::connect(&server, &device, &client, &client_device)?;
+        for (host, device, addr) in [(&server, &device, SERVER), (&client, &client_device, CLIENT)] {
+            host.ip(&format!("addr add {addr}/24 dev {device}"))?;
+            host.ip(&format!("link set {device} up"))?;
+            // Gives a veth a NAPI also where it has no program, so that all have the same receive path.
+            host.set_gro(device, true)?;
+        }
+        let directory = Directory::new()?;
+        let mut command = Command::new(&args.memcached);
+        command.args(["-u", "root", "-m", "2048", "-l", &SERVER.to_string()]);
+        command.args(["-p", &PORT.to_string(), "-U", &PORT.to_string(), "-t", &contender.threads.to_string()]);
+        server.apply(&mut command);
+        cpu::pin_command(&mut command, SERVER_CORE)?;
+        let memcached = Daemon::start("memcached", command, directory.path.join("memcached.log"))
+            .context("is memcached installed? (apt-get install memcached)")?;
+        let reserved = client.run(|| Ok(UdpSocket::bind(SocketAddrV4::new(CLIENT, CLIENT_PORT))?))?;
+        let macs = Macs { tester: client.mac(&client_device)?, coordinator: server.mac(&device)? };
+        let meter = Meter::new(Vec::new(), Vec::new());
+        let mut running = Self {
+            server,
+            client,
+            device,
+            client_device,
+            macs,
+            memcached,
+            cache: None,
+            meter,
+            directory,
+            _reserved: reserved,
+        };
+        running.connect()?;
+        if let Some((mib, ways)) = contender.cache {
+            running.attach(mib, ways)?;
+        }
+        Ok(running)
+    }
+
+    /// Gives each side's receive work a thread on its core: once all programs are attached.
+    fn pin_receivers(&mut self) -> Result<()> {
+        for (host, device, core) in
+            [(&self.server, &self.device, SERVER_CORE), (&self.client, &self.client_device, LOAD_CORE)]
+        {
+            host.write_device(device, "threaded", "1")?;
+            cpu::pin(cpu::napi_thread(device)?, core)?;
+        }
+        self.meter = self.new_meter()?;
+        Ok(())
+    }
+
+    fn new_meter(&self) -> Result<Meter> {
+        let threads = [Some(cpu::napi_thread(&self.device)?), cpu::ksoftirqd(SERVER_CORE)];
+        let processes = [Some(&self.memcached), self.cache.as_ref()].into_iter().flatten().map(Daemon::id).collect();
+        Ok(Meter::new(threads.into_iter().flatten().collect(), processes))
+    }
+
+    fn attach(&mut self, mib: u32, ways: u32) -> Result<()> {
+        let mut command = Command::new(process::program()?);
+        command.args(["cache", "attach", "--dev", &self.device, "--memcached", &format!("{SERVER}:{PORT}")]);
+        command.args(["--memory", &mib.to_string(), "--ways", &ways.to_string()]);
+        self.server.apply(&mut command);
+        cpu::pin_command(&mut command, SERVER_CORE)?;
+        let log = self.directory.path.join("cache.log");
+        let mut cache = Daemon::start("the cache", command, log.clone())?;
+        let until = Instant::now() + STOP;
+        while !fs::read_to_string(&log)?.lines().any(|line| line.starts_with("attached")) {
+            cache.check()?;
+            ensure!(Instant::now() < until, "the cache does not attach; it said:\n{}", cache.said());
+            process::sleep(Duration::from_millis(10))?;
+        }
+        self.cache = Some(cache);
+        Ok(())
+    }
+
+    fn detach(&mut self) -> Result<()> {
+        self.cache.take().map_or(Ok(()), |mut cache| cache.stop(STOP))
+    }
+
+    /// A connection to memcached, from the clients' host.
+    fn connect(&mut self) -> Result<TcpStream> {
+        let until = Instant::now() + STOP;
+        loop {
+            let stream = self.client.run(|| Ok(TcpStream::connect((SERVER, PORT))?));
+            match stream {
+                Ok(stream) => {
+                    stream.set_nodelay(true)?;
+                    return Ok(stream);
+                }
+                Err(_) => {
+                    self.memcached.check()?;
+                    ensure!(Instant::now() < until, "memcached does not listen; it said:\n{}", self.memcached.said());
+                    process::sleep(Duration::from_millis(10))?;
+                }
+            }
+        }
+    }
+
+    fn fill(&mut self, dataset: &Dataset) -> Result<()> {
+        let mut stream = self.connect()?;
+        let mut out = Vec::new();
+        for chunk in (0..dataset.keys.len() as u64).collect::<Vec<_>>().chunks(64) {
+            out.clear();
+            chunk.iter().for_each(|&item| dataset.store(item, &mut out));
+            exchange(&mut stream, &out, chunk.len() * b"STORED\r\n".len())?;
+        }
+        Ok(())
+    }
+
+    /// Items that the cache has answered with.
+    fn hits(&self) -> Result<u64> {
+        if self.cache.is_none() {
+            return Ok(0);
+        }
+        let mut command = Command::new(process::program()?);
+        command.args(["cache", "stats", "--json", "--dev", &self.device]);
+        self.server.apply(&mut command);
+        let output = command.output()?;
+        ensure!(output.status.success(), "underpass cache stats: {}", String::from_utf8_lossy(&output.stderr));
+        let stats: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+        stats["kernel"]["hits"].as_u64().with_context(|| format!("no count of hits in {stats}"))
+    }
+
+    fn stop(mut self) -> Result<()> {
+        self.detach()?;
+        self.memcached.crash()
+    }
+}
+
+/// Sends requests whose answers have so many bytes in all, and takes them.
+fn exchange(stream: &mut TcpStream, out: &[u8], answer: usize) -> Result<()> {
+    stream.write_all(out)?;
+    let mut left = answer;
+    let mut buffer = vec![0; 1 << 16];
+    while left > 0 {
+        let len = stream.read(&mut buffer)?;
+        ensure!(len > 0 && len <= left, "memcached answers something else, or closed the connection");
+        left -= len;
+    }
+    Ok(())
+}
+
+/// Writes a share of what is read, over TCP, until it is dropped.
+struct Setter {
+    stop: Arc<AtomicBool>,
+    /// How many are owed in all; how many were done.
+    owed: Arc<AtomicU64>,
+    done: Arc<AtomicU64>,
+    thread: Option<thread::JoinHandle<Result<()>>>,
+}
+
+impl Setter {
+    fn start(mut stream: TcpStream, dataset: Arc<Dataset>, items: Items, seed: u64) -> Self {
+        let (stop, owed, done) =
+            (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
+        let thread = thread::spawn({
+            let (stop, owed, done) = (stop.clone(), owed.clone(), done.clone());
+            move || {
+                cpu::pin(0, LOAD_CORE)?;
+                let mut random = SmallRng::seed_from_u64(seed);
+                let mut out = Vec::new();
+                while !stop.load(Ordering::Relaxed) {
+                    let count = owed.load(Ordering::Relaxed).saturating_sub(done.load(Ordering::Relaxed)).min(64);
+                    if count == 0 {
+                        thread::sleep(Duration::from_micros(200));
+                        continue;
+                    }
+                    out.clear();
+                    (0..count).for_each(|_| dataset.store(items.draw(&mut random), &mut out));
+                    exchange(&mut stream, &out, count as usize * b"STORED\r\n".len())?;
+                    done.fetch_add(count, Ordering::Relaxed);
+                }
+                Ok(())
+            }
+        });
+        Self { stop, owed, done, thread: Some(thread) }
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        match self.thread.take() {
+            Some(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Setter {
+    fn drop(&mut self) {
+        // After `finish` there is nothing left; else something failed already.
+        let _ = self.finish();
+    }
+}
+
+/// Lets the load run for so long, and the SETs keep up with the GETs.
+fn run_for(length: Duration, load: &CacheLoad, setter: &Setter, gets_per_set: u64, from: &Counts) -> Result<()> {
+    let until = Instant::now() + length;
+    while Instant::now() < until {
+        thread::sleep(Duration::from_millis(1));
+        if let Some(owed) = (load.counts().answers - from.answers).checked_div(gets_per_set) {
+            setter.owed.store(owed, Ordering::Relaxed);
+        }
+        process::check_interrupt()?;
+    }
+    Ok(())
+}
+
+fn measure(args: &CacheArgs, dataset: &Arc<Dataset>, contender: Contender, steady: f64) -> Result<Sample> {
+    let mut running = Running::start(args, contender)?;
+    running.fill(dataset)?;
+    let items = || Items::new(args.items, args.workload);
+    let addresses = (SocketAddrV4::new(CLIENT, CLIENT_PORT), SocketAddrV4::new(SERVER, PORT));
+    let mut load = CacheLoad::attach(
+        running.client.clone(),
+        &running.client_device,
+        addresses,
+        &running.macs,
+        (args.items, &items(), args.seed),
+        |item| dataset.keys[item as usize].clone(),
+    )?;
+    let _pass = match contender.cache {
+        None => Some(load.attach_pass(&running.server, &running.device)?),
+        Some(_) => None,
+    };
+    running.pin_receivers()?;
+    // The sink goes before the generator beside it.
+    cpu::prioritise(cpu::napi_thread(&running.client_device)?, Priority::First)?;
+    let mut setter = Setter::start(running.connect()?, dataset.clone(), items(), args.seed + 1);
+
+    let length = Duration::from_secs_f64(args.seconds);
+    let start = load.counts();
+    let sending = load.start(LOAD_CORE, None)?;
+    run_for(Duration::from_secs_f64(args.warmup), &load, &setter, args.gets_per_set, &start)?;
+    let (first, hits, sets) = (load.counts(), running.hits()?, setter.done.load(Ordering::Relaxed));
+    let (busy, begun) = (running.meter.read(), Instant::now());
+    run_for(length, &load, &setter, args.gets_per_set, &start)?;
+    let (busy, elapsed) = (running.meter.read().saturating_sub(busy), begun.elapsed().as_secs_f64());
+    let (counts, hits) = (load.counts().since(&first), running.hits()? - hits);
+    let sets = setter.done.load(Ordering::Relaxed) - sets;
+    sending.stop()?;
+    ensure!(counts.broken == 0, "the load generator failed to make {} frames", counts.broken);
+    ensure!(
+        counts.found > 0 && counts.other * 100 <= counts.answers,
+        "no answers as expected: {} requests, {} answers, {} of them strange",
+        counts.requests,
+        counts.answers,
+        counts.other
+    );
+
+    // Again, at a rate that every server bears.
+    let before = load.counts();
+    let sending = load.start(LOAD_CORE, Some(steady))?;
+    run_for(length.div_f64(2.0), &load, &setter, 0, &before)?;
+    sending.stop()?;
+    let timed = load.counts().since(&before);
+    setter.finish()?;
+    load.detach();
+    running.stop()?;
+    let answers = counts.answers as f64;
+    let latency = |share| timed.latency_ns(share).context("no request was timed");
+    Ok(Sample {
+        rate: answers / elapsed,
+        busy_per_get: busy.as_secs_f64() * 1e9 / answers,
+        utilisation: busy.as_secs_f64() / elapsed,
+        // What was counted between the two looks at the one and at the other is not quite the same.
+        hit_ratio: (hits as f64 / answers).min(1.0),
+        found: counts.found as f64 / answers,
+        sets: sets as f64 / elapsed,
+        lost: counts.requests.saturating_sub(counts.answers) as f64 / counts.requests as f64,
+        latency: [latency(0.5)?, latency(0.99)?],
+    })
+}
+
+/// What others than the cache's clients do.
+#[derive(Clone, Copy, Debug)]
+enum Other {
+    LargeGets,
+    Sets,
+}
+
+impl Other {
+    fn name(self) -> String {
+        match self {
+            Self::LargeGets => format!("GETs of {} KiB over TCP", LARGE_VALUE / 1024),
+            Self::Sets => "SETs over TCP".into(),
+        }
+    }
+}
+
+/// Requests in a second of the server's core.
+fn bystand(args: &CacheArgs, dataset: &Dataset, running: &mut Running, other: Other) -> Result<f64> {
+    let mut streams = (0..CONNECTIONS).map(|_| running.connect()).collect::<Result<Vec<_>>>()?;
+    let mut random = SmallRng::seed_from_u64(args.seed);
+    let items = Items::new(args.items, args.workload);
+    let large = |number: u64| format!("large{number:04}");
+    let mut out = Vec::new();
+    if let Other::LargeGets = other {
+        for number in 0..1000 {
+            out.clear();
+            store(large(number).as_bytes(), LARGE_VALUE, &mut out);
+            exchange(&mut streams[0], &out, b"STORED\r\n".len())?;
+        }
+    }
+    let mut done = 0u64;
+    let mut measured = (Duration::ZERO, 0);
+    let (begun, warm) = (Instant::now(), Duration::from_secs_f64(args.seconds / 4.0));
+    let mut started = false;
+    loop {
+        let elapsed = begun.elapsed();
+        if !started && elapsed >= warm {
+            (started, measured) = (true, (running.meter.read(), done));
+        }
+        if elapsed >= warm + Duration::from_secs_f64(args.seconds) {
+            break;
+        }
+        // All connections get their requests before the first answers are taken.
+        let mut answers = [0; CONNECTIONS];
+        for (stream, answer) in streams.iter_mut().zip(&mut answers) {
+            out.clear();
+            for _ in 0..PIPELINE {
+                match other {
+                    Other::LargeGets => {
+                        let key = large(random.random_range(0..1000));
+                        out.extend(format!("get {key}\r\n").bytes());
+                        *answer += format!("VALUE {key} 0 {LARGE_VALUE}\r\n\r\nEND\r\n").len() + LARGE_VALUE;
+                    }
+                    Other::Sets => {
+                        dataset.store(items.draw(&mut random), &mut out);
+                        *answer += b"STORED\r\n".len();
+                    }
+                }
+            }
+            stream.write_all(&out)?;
+        }
+        for (stream, answer) in streams.iter_mut().zip(answers) {
+            exchange(stream, b"", answer)?;
+        }
+        done += (CONNECTIONS * PIPELINE) as u64;
+    }
+    let busy = running.meter.read().saturating_sub(measured.0);
+    Ok((done - measured.1) as f64 / busy.as_secs_f64())
+}
+
+/// With and without the cache in turn, on one memcached.
+fn bystanders(args: &CacheArgs, dataset: &Dataset) -> Result<Vec<Bystander>> {
+    let mut running = Running::start(args, Contender { threads: 1, cache: None })?;
+    running.fill(dataset)?;
+    running.pin_receivers()?;
+    cpu::pin(0, LOAD_CORE)?;
+    let mut results = Vec::new();
+    for other in [Other::LargeGets, Other::Sets] {
+        let (mut without, mut with) = (Vec::new(), Vec::new());
+        for round in 0..args.rounds {
+            for attached in [round % 2 == 0, round % 2 != 0] {
+                if attached {
+                    running.attach(*args.memory.last().expect("checked"), args.ways[0])?;
+                }
+                running.meter = running.new_meter()?;
+                let rate = bystand(args, dataset, &mut running, other)?;
+                let name = if attached { "with the cache" } else { "without" };
+                eprintln!("round {}: {}, {name}: {} a core-second", round + 1, other.name(), report::count(rate));
+                if attached {
+                    with.push(rate)
+                } else {
+                    without.push(rate)
+                }
+                running.detach()?;
+            }
+        }
+        results.push(Bystander { traffic: other.name(), without: Spread::of(without), with: Spread::of(with) });
+    }
+    running.stop()?;
+    Ok(results)
+}
+
+/// Runs the comparison.
+///
+/// # Errors
+/// Bad options, no root, no memcached, a server that fails.
+pub fn run(args: &CacheArgs) -> Result<CacheReport> {
+    ensure!(args.rounds > 0 && args.seconds > 0.0, "at least one round of more than 0 seconds is needed");
+    ensure!((1..=ITEMS_MAX).contains(&args.items), "--items must be 1 to {ITEMS_MAX}");
+    ensure!(!args.memory.is_empty() && !args.ways.is_empty(), "--memory and --ways need at least one number each");
+    report::check_output(args.json.as_deref())?;
+    ensure!(cpu::count() > LOAD_CORE, "two cores are needed: one for the server, one for its clients");
+    process::catch_interrupts()?;
+    let _awake = KeepAwake::start(SERVER_CORE)?;
+    let dataset = Arc::new(Dataset::new(args));
+    let mut contenders = vec![Contender { threads: 1, cache: None }, Contender { threads: 2, cache: None }];
+    for &mib in &args.memory {
+        contenders.extend(args.ways.iter().map(|&ways| Contender { threads: 1, cache: Some((mib, ways)) }));
+    }
+    let before = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0))?;
+    let mut samples = vec![Vec::new(); contenders.len()];
+    // What memcached alone bears, by half.
+    let mut steady = 20_000.0;
+    for round in 0..args.rounds {
+        for (contender, samples) in contenders.iter().zip(&mut samples) {
+            let sample = measure(args, &dataset, *contender, steady).with_context(|| contender.name())?;
+            eprintln!(
+                "round {} of {}: {}: {} GETs/s, {} of CPU each, hit ratio {:.1} %",
+                round + 1,
+                args.rounds,
+                contender.name(),
+                report::count(sample.rate),
+                report::time(sample.busy_per_get),
+                sample.hit_ratio * 100.0
+            );
+            if round == 0 && contender.cache.is_none() && contender.threads == 1 {
+                steady = sample.rate / 2.0;
+            }
+            samples.push(sample);
+        }
+    }
+    let others = thread::scope(|scope| scope.spawn(|| bystanders(args, &dataset)).join())
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &before)?;
+    let bystanders = others?;
+
+    let cells: Vec<Cell> = contenders
+        .iter()
+        .zip(&samples)
+        .map(|(contender, samples)| {
+            let spread = |pick: fn(&Sample) -> f64| Spread::of(samples.iter().map(pick));
+            Cell {
+                server: contender.name(),
+                rate: spread(|s| s.rate),
+                busy_ns_per_get: spread(|s| s.busy_per_get),
+                utilisation: spread(|s| s.utilisation),
+                hit_ratio: spread(|s| s.hit_ratio),
+                found: spread(|s| s.found),
+                sets: spread(|s| s.sets),
+                lost: spread(|s| s.lost),
+                latency_median_ns: spread(|s| s.latency[0]),
+                latency_p99_ns: spread(|s| s.latency[1]),
+            }
+        })
+        .collect();
+    let data_bytes = dataset.bytes();
+    let mut ratios = Vec::new();
+    for (contender, cell) in contenders.iter().zip(&cells).filter(|(contender, _)| contender.cache.is_some()) {
+        let mib = f64::from(contender.cache.map_or(0, |(mib, _)| mib));
+        let share = mib * 1048576.0 / data_bytes as f64 * 100.0;
+        let name = format!("{} ({share:.0} % of the data) / {}", cell.server, cells[0].server);
+        ratios.push(Ratio::new(
+            format!("GETs/s: {name}"),
+            cell.rate.median,
+            cells[0].rate.median,
+            "18 or more at a high hit ratio, 10 at the paper's size",
+        ));
+        ratios.push(Ratio::new(
+            format!("CPU per GET: {name}"),
+            cell.busy_ns_per_get.median,
+            cells[0].busy_ns_per_get.median,
+            "0.1 or less",
+        ));
+    }
+    for bystander in &bystanders {
+        let name = format!("{}: with / without", bystander.traffic);
+        ratios.push(Ratio::new(name, bystander.with.median, bystander.without.median, "0.97 or more"));
+    }
+    let report = CacheReport {
+        machine: Machine::here(),
+        items: args.items,
+        data_bytes,
+        popularity: args.workload,
+        gets_per_set: args.gets_per_set,
+        rounds: args.rounds,
+        seconds: args.seconds,
+        steady_rate: steady,
+        cells,
+        bystanders,
+        ratios,
+    };
+    if let Some(path) = &args.json {
+        report::write_json(path, &report)?;
+    }
+    Ok(report)
+}
