@@ -54,7 +54,7 @@ struct cache_load_sent {
 	__u64 full_since_ns;
 	__u64 full_answers;
 	__u32 full_count;
-	__u32 reserved;
+	__u32 full;
 };
 
 /* Written by the sink. */
@@ -85,7 +85,12 @@ static __always_inline bool window_full(void)
 		cache_load_sent.forgiven += outstanding;
 		outstanding = 0;
 	}
-	if (outstanding < cache_load_settings.window) {
+	/* Refilled from a half: a request for each answer would be a wake-up for each. */
+	if (outstanding >= cache_load_settings.window)
+		cache_load_sent.full = 1;
+	else if (outstanding <= cache_load_settings.window / 2)
+		cache_load_sent.full = 0;
+	if (!cache_load_sent.full) {
 		cache_load_sent.full_count = 0;
 		return false;
 	}

@@ -438,13 +438,8 @@ static long feed_piece(__u32 index, void *ctx)
 		count_many(UC_COUNT_BYTES, len);
 		f->at = plain(conn, len);
 		f->len = len;
-		/* All that is left is a value, or nothing. */
-		if (f->at < len && s->skip >= len - f->at) {
-			s->skip -= len - f->at;
-			f->at = len;
-			completed(conn);
-		}
-		if (f->at < len)
+		/* What follows is a value, or perhaps another of these. */
+		if (!f->at)
 			bpf_loop(UC_SCRATCH, feed_byte, f, 0);
 		len = f->at;
 	}

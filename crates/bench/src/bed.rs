@@ -23,7 +23,7 @@ use underpass_protocol::{
 };
 
 use crate::{
-    cpu::{self, KeepAwake, Meter, Priority},
+    cpu::{self, KeepAwake, Meter},
     load::{Addresses, Counts, Load, Macs, Session},
     netns::{self, Netns},
     workload::Workload,
@@ -147,14 +147,14 @@ impl Bed {
         cpu::pin(receiver, LOAD_CORE)?;
         // The sink shares its core with the generator, which never rests: it goes first, so that answers are taken as
         // soon as they come.
-        cpu::prioritise(receiver, Priority::First)?;
+        cpu::prefer(receiver)?;
         let napi = cpu::napi_thread(&self.coordinator_device)?;
         cpu::pin(napi, COORDINATOR_CORE)?;
         let threads = [Some(napi), cpu::ksoftirqd(COORDINATOR_CORE)].into_iter().flatten().collect();
         let meter = Meter::new(threads, started.processes());
         let (epoch, sessions) = started.sessions(self)?;
         load.set_sessions(epoch, &sessions)?;
-        Ok(Match { bed: self, load, started, meter, _awake: KeepAwake::start(COORDINATOR_CORE)? })
+        Ok(Match { bed: self, load, started, meter, _awake: KeepAwake::start()? })
     }
 
     /// Opens sessions at the coordinator, all for the one client.

@@ -21,12 +21,16 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
+use rustix::{
+    net::{ipproto, sockopt},
+    process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open},
+};
 use serde::Serialize;
 
 use crate::{
     bed::{COORDINATOR_CORE as SERVER_CORE, LOAD_CORE},
-    cache_load::{CacheLoad, Counts, ITEMS_MAX},
-    cpu::{self, KeepAwake, Meter, Priority},
+    cache_load::{CacheLoad, Counts, ITEMS_MAX, attach_pass},
+    cpu::{self, KeepAwake, Meter},
     load::Macs,
     netns::{self, Netns},
     process::{self, Daemon, Directory, STOP},
@@ -44,9 +48,11 @@ const VALUE_MIN: f64 = 10.0;
 const VALUE_MAX: f64 = 1000.0;
 /// Bytes of a value of the traffic that the cache does not serve.
 const LARGE_VALUE: usize = 16 * 1024;
-/// Connections, and requests under way on each, of that traffic.
-const CONNECTIONS: usize = 8;
+/// Connections of that traffic, and requests under way on each where they are sent several at a time.
+const CONNECTIONS: usize = 16;
 const PIPELINE: usize = 16;
+/// Bytes of memcached's UDP receive buffer: a frame takes a page and more.
+const RECEIVE_BUFFER: usize = 4 << 20;
 
 /// Options of `underpass bench cache`.
 #[derive(Clone, Debug, Args)]
@@ -75,6 +81,9 @@ pub struct CacheArgs {
     /// Items that a set of the cache holds; several to compare
     #[arg(long, value_delimiter = ',', default_values_t = [4])]
     pub ways: Vec<u32>,
+    /// What to measure: GETs, the traffic of others, or both
+    #[arg(long, value_enum, default_value_t = Part::Both)]
+    pub part: Part,
     /// Seed of everything random
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -84,6 +93,17 @@ pub struct CacheArgs {
     /// Write the results here, as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+}
+
+/// Part of the benchmark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// GETs over UDP.
+    Gets,
+    /// Traffic that the cache does not serve.
+    Others,
+    /// Both.
+    Both,
 }
 
 /// A server.
@@ -149,6 +169,8 @@ pub struct Bystander {
     pub traffic: String,
     /// Requests in a second of the server's core without the cache.
     pub without: Spread,
+    /// With a program that passes everything on: a veth copies every frame for any program, which other devices do not.
+    pub program: Spread,
     /// And with it.
     pub with: Spread,
 }
@@ -210,13 +232,13 @@ impl CacheReport {
                 report::time(cell.latency_p99_ns.median),
             ]);
         }
-        let mut others = Table::new(["traffic that the cache does not serve", "without it", "with it", "ratio"]);
+        let mut others = Table::new(["traffic that the cache does not serve", "alone", "any program", "the cache"]);
         for bystander in &self.bystanders {
             others.row([
                 bystander.traffic.clone(),
                 report::count(bystander.without.median),
+                report::count(bystander.program.median),
                 report::count(bystander.with.median),
-                format!("{:.3}", bystander.with.median / bystander.without.median),
             ]);
         }
         let sets = match self.gets_per_set {
@@ -228,7 +250,7 @@ impl CacheReport {
              bytes, {} in all; {sets}; medians of {} rounds of {} s)\n\n{table}\n\
              The server's side has one core, with the receive work of its device, all threads of memcached and the \
              cache's agent; clients have the other. Latencies are those at {} GETs a second.\n\n{others}\n\
-             Requests in a second of the server's core, over TCP.\n\n{}",
+             Requests in a second of the server's core; *any program*: one on the device that passes everything on.\n\n{}",
             self.machine,
             self.items,
             self.popularity,
@@ -327,6 +349,7 @@ impl Running {
             _reserved: reserved,
         };
         running.connect()?;
+        grow_receive_buffer(running.memcached.id())?;
         if let Some((mib, ways)) = contender.cache {
             running.attach(mib, ways)?;
         }
@@ -423,6 +446,23 @@ impl Running {
     }
 }
 
+/// Gives memcached's UDP socket room for the whole window of requests, as an operator would by `net.core.rmem_default`. By
+/// default it holds some 50, and a benchmark would measure how they are lost.
+fn grow_receive_buffer(process: u32) -> Result<()> {
+    let pidfd = pidfd_open(Pid::from_raw(process as i32).context("a process number")?, PidfdFlags::empty())?;
+    let mut grown = 0;
+    for entry in fs::read_dir(format!("/proc/{process}/fd"))?.flatten() {
+        let Some(number) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let fd = pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty()).context("memcached's sockets")?;
+        if sockopt::socket_protocol(&fd).is_ok_and(|protocol| protocol == Some(ipproto::UDP)) {
+            sockopt::set_socket_recv_buffer_size_force(&fd, RECEIVE_BUFFER)?;
+            grown += 1;
+        }
+    }
+    ensure!(grown > 0, "memcached has no UDP socket");
+    Ok(())
+}
+
 /// Sends requests whose answers have so many bytes in all, and takes them.
 fn exchange(stream: &mut TcpStream, out: &[u8], answer: usize) -> Result<()> {
     stream.write_all(out)?;
@@ -515,12 +555,12 @@ fn measure(args: &CacheArgs, dataset: &Arc<Dataset>, contender: Contender, stead
         |item| dataset.keys[item as usize].clone(),
     )?;
     let _pass = match contender.cache {
-        None => Some(load.attach_pass(&running.server, &running.device)?),
+        None => Some(attach_pass(&running.server, &running.device)?),
         Some(_) => None,
     };
     running.pin_receivers()?;
     // The sink goes before the generator beside it.
-    cpu::prioritise(cpu::napi_thread(&running.client_device)?, Priority::First)?;
+    cpu::prefer(cpu::napi_thread(&running.client_device)?)?;
     let mut setter = Setter::start(running.connect()?, dataset.clone(), items(), args.seed + 1);
 
     let length = Duration::from_secs_f64(args.seconds);
@@ -567,20 +607,37 @@ fn measure(args: &CacheArgs, dataset: &Arc<Dataset>, contender: Contender, stead
     })
 }
 
-/// What others than the cache's clients do.
+/// What others than the cache's clients do, over TCP.
 #[derive(Clone, Copy, Debug)]
-enum Other {
-    LargeGets,
-    Sets,
+struct Other {
+    /// GETs of large values, or else SETs of ordinary ones.
+    large_gets: bool,
+    /// Requests sent at once on a connection.
+    pipeline: usize,
 }
 
 impl Other {
+    const ALL: [Self; 4] = [
+        Self { large_gets: true, pipeline: 1 },
+        Self { large_gets: false, pipeline: 1 },
+        Self { large_gets: true, pipeline: PIPELINE },
+        Self { large_gets: false, pipeline: PIPELINE },
+    ];
+
     fn name(self) -> String {
-        match self {
-            Self::LargeGets => format!("GETs of {} KiB over TCP", LARGE_VALUE / 1024),
-            Self::Sets => "SETs over TCP".into(),
-        }
+        let what = if self.large_gets { format!("GETs of {} KiB", LARGE_VALUE / 1024) } else { "SETs".into() };
+        let how = if self.pipeline == 1 { "one at a time".into() } else { format!("{} at a time", self.pipeline) };
+        format!("{what} over TCP, {how} on each connection")
     }
+}
+
+/// What is between those and memcached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Between {
+    Nothing,
+    /// A program that passes everything on: what a veth charges for any.
+    Program,
+    Cache,
 }
 
 /// Requests in a second of the server's core.
@@ -590,7 +647,7 @@ fn bystand(args: &CacheArgs, dataset: &Dataset, running: &mut Running, other: Ot
     let items = Items::new(args.items, args.workload);
     let large = |number: u64| format!("large{number:04}");
     let mut out = Vec::new();
-    if let Other::LargeGets = other {
+    if other.large_gets {
         for number in 0..1000 {
             out.clear();
             store(large(number).as_bytes(), LARGE_VALUE, &mut out);
@@ -613,17 +670,14 @@ fn bystand(args: &CacheArgs, dataset: &Dataset, running: &mut Running, other: Ot
         let mut answers = [0; CONNECTIONS];
         for (stream, answer) in streams.iter_mut().zip(&mut answers) {
             out.clear();
-            for _ in 0..PIPELINE {
-                match other {
-                    Other::LargeGets => {
-                        let key = large(random.random_range(0..1000));
-                        out.extend(format!("get {key}\r\n").bytes());
-                        *answer += format!("VALUE {key} 0 {LARGE_VALUE}\r\n\r\nEND\r\n").len() + LARGE_VALUE;
-                    }
-                    Other::Sets => {
-                        dataset.store(items.draw(&mut random), &mut out);
-                        *answer += b"STORED\r\n".len();
-                    }
+            for _ in 0..other.pipeline {
+                if other.large_gets {
+                    let key = large(random.random_range(0..1000));
+                    out.extend(format!("get {key}\r\n").bytes());
+                    *answer += format!("VALUE {key} 0 {LARGE_VALUE}\r\n\r\nEND\r\n").len() + LARGE_VALUE;
+                } else {
+                    dataset.store(items.draw(&mut random), &mut out);
+                    *answer += b"STORED\r\n".len();
                 }
             }
             stream.write_all(&out)?;
@@ -631,39 +685,48 @@ fn bystand(args: &CacheArgs, dataset: &Dataset, running: &mut Running, other: Ot
         for (stream, answer) in streams.iter_mut().zip(answers) {
             exchange(stream, b"", answer)?;
         }
-        done += (CONNECTIONS * PIPELINE) as u64;
+        done += (CONNECTIONS * other.pipeline) as u64;
     }
     let busy = running.meter.read().saturating_sub(measured.0);
     Ok((done - measured.1) as f64 / busy.as_secs_f64())
 }
 
-/// With and without the cache in turn, on one memcached.
+/// All three in turn, on one memcached.
 fn bystanders(args: &CacheArgs, dataset: &Dataset) -> Result<Vec<Bystander>> {
     let mut running = Running::start(args, Contender { threads: 1, cache: None })?;
     running.fill(dataset)?;
     running.pin_receivers()?;
     cpu::pin(0, LOAD_CORE)?;
     let mut results = Vec::new();
-    for other in [Other::LargeGets, Other::Sets] {
-        let (mut without, mut with) = (Vec::new(), Vec::new());
+    for other in Other::ALL {
+        let mut rates = [const { Vec::new() }; 3];
         for round in 0..args.rounds {
-            for attached in [round % 2 == 0, round % 2 != 0] {
-                if attached {
+            let mut order = [Between::Nothing, Between::Program, Between::Cache];
+            order.rotate_left(round % 3);
+            for between in order {
+                let program = match between {
+                    Between::Program => Some(attach_pass(&running.server, &running.device)?),
+                    _ => None,
+                };
+                if between == Between::Cache {
                     running.attach(*args.memory.last().expect("checked"), args.ways[0])?;
                 }
                 running.meter = running.new_meter()?;
                 let rate = bystand(args, dataset, &mut running, other)?;
-                let name = if attached { "with the cache" } else { "without" };
-                eprintln!("round {}: {}, {name}: {} a core-second", round + 1, other.name(), report::count(rate));
-                if attached {
-                    with.push(rate)
-                } else {
-                    without.push(rate)
-                }
+                drop(program);
                 running.detach()?;
+                let name = format!("{between:?}").to_lowercase();
+                eprintln!(
+                    "round {}: {}, {name} between: {} a core-second",
+                    round + 1,
+                    other.name(),
+                    report::count(rate)
+                );
+                rates[between as usize].push(rate);
             }
         }
-        results.push(Bystander { traffic: other.name(), without: Spread::of(without), with: Spread::of(with) });
+        let [without, program, with] = rates.map(Spread::of);
+        results.push(Bystander { traffic: other.name(), without, program, with });
     }
     running.stop()?;
     Ok(results)
@@ -680,13 +743,15 @@ pub fn run(args: &CacheArgs) -> Result<CacheReport> {
     report::check_output(args.json.as_deref())?;
     ensure!(cpu::count() > LOAD_CORE, "two cores are needed: one for the server, one for its clients");
     process::catch_interrupts()?;
-    let _awake = KeepAwake::start(SERVER_CORE)?;
+    let _awake = KeepAwake::start()?;
     let dataset = Arc::new(Dataset::new(args));
     let mut contenders = vec![Contender { threads: 1, cache: None }, Contender { threads: 2, cache: None }];
-    for &mib in &args.memory {
+    if args.part == Part::Others {
+        contenders.clear();
+    }
+    for &mib in args.memory.iter().filter(|_| args.part != Part::Others) {
         contenders.extend(args.ways.iter().map(|&ways| Contender { threads: 1, cache: Some((mib, ways)) }));
     }
-    let before = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0))?;
     let mut samples = vec![Vec::new(); contenders.len()];
     // What memcached alone bears, by half.
     let mut steady = 20_000.0;
@@ -708,10 +773,12 @@ pub fn run(args: &CacheArgs) -> Result<CacheReport> {
             samples.push(sample);
         }
     }
-    let others = thread::scope(|scope| scope.spawn(|| bystanders(args, &dataset)).join())
-        .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &before)?;
-    let bystanders = others?;
+    let bystanders = match args.part {
+        Part::Gets => Vec::new(),
+        // A thread of its own: it is pinned.
+        Part::Others | Part::Both => thread::scope(|scope| scope.spawn(|| bystanders(args, &dataset)).join())
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?,
+    };
 
     let cells: Vec<Cell> = contenders
         .iter()
@@ -752,8 +819,12 @@ pub fn run(args: &CacheArgs) -> Result<CacheReport> {
         ));
     }
     for bystander in &bystanders {
-        let name = format!("{}: with / without", bystander.traffic);
-        ratios.push(Ratio::new(name, bystander.with.median, bystander.without.median, "0.97 or more"));
+        for (name, base, goal) in
+            [("memcached alone", bystander.without, "0.97 or more"), ("any program", bystander.program, "")]
+        {
+            let name = format!("{}: the cache / {name}", bystander.traffic);
+            ratios.push(Ratio::new(name, bystander.with.median, base.median, goal));
+        }
     }
     let report = CacheReport {
         machine: Machine::here(),

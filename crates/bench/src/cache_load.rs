@@ -39,9 +39,8 @@ const TURNS: usize = 1 << 22;
 const FRAME_MAX: usize = 15 * 8;
 /// Bytes of a frame around the key: headers, memcached's own, `get `, CR and LF.
 const AROUND_KEY: usize = 14 + 20 + 8 + 8 + 4 + 2;
-/// Requests under way at most: as many as a server that is busy can hold.
-/// A UDP socket's receive buffer, as it is by default, holds 50 of these frames, each of which has a page of its own.
-const WINDOW: u32 = 48;
+/// Requests under way at most: fewer than the 256 that a veth's queue holds, so that it never overflows.
+const WINDOW: u32 = 192;
 /// Requests are taken for lost when no answer at all came for this long.
 const WRITE_OFF_US: u32 = 100_000;
 /// One request in 64 is timed.
@@ -106,6 +105,24 @@ fn bucket_end(bucket: usize) -> f64 {
     (1u64 << power) as f64 * (1.0 + (eighth as f64 + 1.0) / 8.0)
 }
 
+fn load() -> Result<CacheLoadSkel<'static>> {
+    // The skeleton borrows from this for its life; a few bytes that are never given back buy a struct without a lifetime.
+    let object: &'static mut MaybeUninit<OpenObject> = Box::leak(Box::new(MaybeUninit::uninit()));
+    CacheLoadSkelBuilder::default()
+        .open(object)
+        .and_then(OpenSkel::load)
+        .context("cannot load the load generator: it needs root and a kernel of 6.1 or later")
+}
+
+/// Attaches a program that passes everything on to a server's device; it stays as long as the descriptor that is returned.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn attach_pass(netns: &Netns, device: &str) -> Result<OwnedFd> {
+    attach_xdp(netns, load()?.progs.cache_load_pass.as_fd(), netns.index(device)?)
+        .with_context(|| format!("cannot attach a program to {device}"))
+}
+
 /// The load on one server. Dropping it detaches the sink.
 pub struct CacheLoad {
     skeleton: CacheLoadSkel<'static>,
@@ -129,13 +146,7 @@ impl CacheLoad {
         key: impl Fn(u64) -> Vec<u8>,
     ) -> Result<Self> {
         ensure!((1..=ITEMS_MAX).contains(&count), "{count} items: the load generator has room for 1 to {ITEMS_MAX}");
-        // The skeleton borrows from this for its life; a few bytes that are never given back buy a struct without a
-        // lifetime.
-        let object: &'static mut MaybeUninit<OpenObject> = Box::leak(Box::new(MaybeUninit::uninit()));
-        let skeleton = CacheLoadSkelBuilder::default()
-            .open(object)
-            .and_then(OpenSkel::load)
-            .context("cannot load the load generator: it needs root and a kernel of 6.1 or later")?;
+        let skeleton = load()?;
         let device_index = netns.index(device)?;
         let load = Self { skeleton, netns, device_index, link: None };
         let shared = load.shared();
@@ -235,15 +246,6 @@ impl CacheLoad {
             }
         })?;
         Ok(Sending { stop, thread: Some(thread) })
-    }
-
-    /// Attaches a program that passes everything on to a server's device; it stays as long as the descriptor that is returned.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn attach_pass(&self, netns: &Netns, device: &str) -> Result<OwnedFd> {
-        attach_xdp(netns, self.skeleton.progs.cache_load_pass.as_fd(), netns.index(device)?)
-            .with_context(|| format!("cannot attach a program to {device}"))
     }
 
     /// Detaches the sink.

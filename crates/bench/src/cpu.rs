@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::Write,
     path::Path,
     time::{Duration, Instant},
 };
@@ -46,27 +47,14 @@ pub fn pin_command(command: &mut std::process::Command, cpu: usize) -> Result<()
     Ok(())
 }
 
-/// How a thread competes for its core.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Priority {
-    /// Runs as soon as it can, before every ordinary thread.
-    First,
-    /// Runs only when nothing else wants to.
-    Idle,
-}
-
-/// Sets how a thread competes; 0 is the calling one.
+/// Has a thread run as soon as it can, before every ordinary thread.
 ///
 /// # Errors
 /// Without the right to, or when the thread does not exist.
-pub fn prioritise(thread: i32, priority: Priority) -> Result<()> {
-    let (policy, level) = match priority {
-        Priority::First => (libc::SCHED_FIFO, 10),
-        Priority::Idle => (libc::SCHED_IDLE, 0),
-    };
-    let parameters = libc::sched_param { sched_priority: level };
+pub fn prefer(thread: i32) -> Result<()> {
+    let parameters = libc::sched_param { sched_priority: 10 };
     // SAFETY: reads one sched_param that lives here.
-    let result = unsafe { libc::sched_setscheduler(thread, policy, &raw const parameters) };
+    let result = unsafe { libc::sched_setscheduler(thread, libc::SCHED_FIFO, &raw const parameters) };
     nix::errno::Errno::result(result).with_context(|| format!("cannot set the scheduling of thread {thread}"))?;
     Ok(())
 }
@@ -117,48 +105,25 @@ pub fn ksoftirqd(cpu: usize) -> Option<i32> {
     kernel_threads(|name| name == format!("ksoftirqd/{cpu}")).first().copied()
 }
 
-/// Keeps a core from going to sleep, at a priority below everything else: on a virtual machine, waking a halted core
-/// costs more than the work that is measured.
+/// Keeps idle cores from being halted: on a virtual machine, waking one costs more than the work that is measured. No thread
+/// that spins at a low priority does it: the scheduler's groups let it keep a core from kernel threads for seconds.
 pub struct KeepAwake {
-    stop: std::sync::Arc<std::sync::atomic::AtomicBool>,
-    thread: Option<std::thread::JoinHandle<()>>,
+    _held: fs::File,
 }
 
 impl KeepAwake {
-    /// Starts it.
+    /// Starts it: asks the kernel for no latency at all, so that idle cores poll, until it is dropped.
     ///
     /// # Errors
-    /// When the core does not exist.
-    pub fn start(cpu: usize) -> Result<Self> {
-        use std::sync::{
-            Arc,
-            atomic::{AtomicBool, Ordering},
+    /// Without the right to.
+    pub fn start() -> Result<Self> {
+        const PATH: &str = "/dev/cpu_dma_latency";
+        let open = || -> std::io::Result<fs::File> {
+            let mut file = fs::OpenOptions::new().write(true).open(PATH)?;
+            file.write_all(&0i32.to_ne_bytes())?;
+            Ok(file)
         };
-        let stop = Arc::new(AtomicBool::new(false));
-        let (ready, started) = std::sync::mpsc::channel();
-        let thread = std::thread::spawn({
-            let stop = stop.clone();
-            move || {
-                let set_up = pin(0, cpu).and_then(|()| prioritise(0, Priority::Idle));
-                let failed = set_up.is_err();
-                // The receiver waits; it cannot be gone.
-                let _ = ready.send(set_up);
-                while !failed && !stop.load(Ordering::Relaxed) {
-                    std::hint::spin_loop();
-                }
-            }
-        });
-        started.recv().context("the idle thread died")??;
-        Ok(Self { stop, thread: Some(thread) })
-    }
-}
-
-impl Drop for KeepAwake {
-    fn drop(&mut self) {
-        self.stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        Ok(Self { _held: open().with_context(|| format!("cannot keep cores awake by {PATH}"))? })
     }
 }
 

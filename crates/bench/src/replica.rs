@@ -347,7 +347,7 @@ pub fn run(args: &ReplicaArgs) -> Result<ReplicaReport> {
     workload.validate()?;
     ensure!(args.value_size >= 16, "values of {} bytes: 16 are needed to tell them apart", args.value_size);
     process::catch_interrupts()?;
-    let _awake = KeepAwake::start(SERVER_CORE)?;
+    let _awake = KeepAwake::start()?;
 
     let names = [REPLICA, MEMCACHED];
     let mut samples = [Vec::new(), Vec::new()];

@@ -43,6 +43,8 @@ const ASKED_MAX: usize = 1024;
 /// Keys that cannot be cached are not asked for again within this, and so many are remembered.
 const REFUSED_MS: u64 = 10_000;
 const REFUSED_MAX: usize = 65_536;
+/// Bytes read from memcached at once.
+const BUFFER: usize = 65_536;
 /// Flushes that are to come and are kept apart.
 const FLUSHES_MAX: usize = 16;
 /// How long memcached is given for the commands that it had in hand when it began to be followed.
@@ -106,6 +108,7 @@ pub struct Agent {
     from_grace: Receiver<Vec<u32>>,
     in_grace: bool,
     counts: Counts,
+    buffer: Box<[u8]>,
 }
 
 fn random() -> Result<u64> {
@@ -240,6 +243,7 @@ impl Agent {
             from_grace,
             in_grace: false,
             counts: Counts::default(),
+            buffer: vec![0; BUFFER].into(),
         })
     }
 
@@ -361,11 +365,10 @@ impl Agent {
                 Err(e) => return Err(e).context("asking memcached"),
             }
         }
-        let mut buffer = [0; 65_536];
         loop {
-            match self.connection.stream.read(&mut buffer) {
+            match self.connection.stream.read(&mut self.buffer) {
                 Ok(0) => bail!("memcached closed the connection"),
-                Ok(got) => self.connection.input.extend_from_slice(&buffer[..got]),
+                Ok(got) => self.connection.input.extend_from_slice(&self.buffer[..got]),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => return Err(e).context("asking memcached"),

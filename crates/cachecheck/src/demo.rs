@@ -22,7 +22,7 @@ const OPERATIONS: usize = 2000;
 /// Options of `underpass demo cache`.
 #[derive(Clone, Debug, Args)]
 pub struct CacheDemoArgs {
-    /// Seconds of each measurement; there are three of GETs and four of other traffic
+    /// Seconds of each measurement; there are three
     #[arg(long, default_value_t = 3.0)]
     pub seconds: f64,
     /// Size of the cache, in MiB
@@ -52,6 +52,7 @@ pub fn run(args: &CacheDemoArgs) -> Result<()> {
         gets_per_set: 30,
         memory: vec![args.memory],
         ways: vec![4],
+        part: cache::Part::Gets,
         seed: 1,
         memcached: "memcached".into(),
         json: None,
