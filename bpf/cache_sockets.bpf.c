@@ -40,10 +40,12 @@
 
 struct pt_regs {
 	__u64 regs[31];
+	__u64 orig_x0;
 	__s32 syscallno;
 } __attribute__((preserve_access_index));
 
 #define SYSCALL_NR(r) ((r)->syscallno)
+#define SYSCALL_ARG1(r) ((r)->orig_x0)
 #define SYSCALL_ARG2(r) ((r)->regs[1])
 #define SYSCALL_ARG3(r) ((r)->regs[2])
 #else
@@ -54,11 +56,13 @@ struct pt_regs {
 
 struct pt_regs {
 	unsigned long si;
+	unsigned long di;
 	unsigned long dx;
 	unsigned long orig_ax;
 } __attribute__((preserve_access_index));
 
 #define SYSCALL_NR(r) ((r)->orig_ax)
+#define SYSCALL_ARG1(r) ((r)->di)
 #define SYSCALL_ARG2(r) ((r)->si)
 #define SYSCALL_ARG3(r) ((r)->dx)
 #endif
@@ -110,6 +114,14 @@ struct {
 	__type(key, struct uc_datagrams);
 	__type(value, struct uc_conn);
 } datagrams SEC(".maps");
+
+/* The UDP socket that a thread of memcached received from last. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 256);
+	__type(key, __u64);
+	__type(value, __u64);
+} asked SEC(".maps");
 
 /* A fresh connection: too large for the stack. */
 struct {
@@ -207,19 +219,26 @@ static __noinline __u32 key_word(const struct uc_stream *s)
 /* The read that was alone is not any more: in flight like everything else. */
 static __always_inline void harden(struct uc_conn *conn)
 {
-	if (conn->flags & UC_CONN_READ) {
-		conn->flags &= ~UC_CONN_READ;
+	if (!(conn->flags & UC_CONN_READ))
+		return;
+	conn->flags &= ~UC_CONN_READ;
+	if (!(conn->flags & UC_CONN_EARLY)) {
 		word_add(conn->words[0], UC_GENERATION + UC_WRITE - UC_READ);
+	} else if (!word_begin(conn->words[0], false)) {
+		conn->pending = conn->complete = 0;
+		count(UC_COUNT_OVERFLOW);
+		hold_global(conn);
 	}
 }
 
 static __always_inline void add(struct uc_conn *conn, __u32 which, bool read)
 {
-	__u32 pending = conn->pending;
+	__u32 pending;
 
 	harden(conn);
+	pending = conn->pending;
 	read = read && pending == 0 && conn->commands == 0;
-	if (pending >= UC_PENDING_MAX || !word_begin(which, read)) {
+	if (pending >= UC_PENDING_MAX || (!(read && conn->flags & UC_CONN_EARLY) && !word_begin(which, read))) {
 		count(UC_COUNT_OVERFLOW);
 		hold_global(conn);
 		return;
@@ -549,9 +568,12 @@ static __always_inline void end_complete(struct uc_conn *conn, bool hit)
 
 	if (complete && conn->flags & UC_CONN_READ) {
 		/* A read that found the item saw what a valid entry holds. One that may not have: what is gone stays gone. */
-		word_add(conn->words[0], hit ? -UC_READ : UC_GENERATION - UC_READ);
+		if (!(conn->flags & UC_CONN_EARLY))
+			word_add(conn->words[0], hit ? -UC_READ : UC_GENERATION - UC_READ);
+		else if (!hit && !(conn->flags & UC_CONN_HEEDED))
+			word_add(conn->words[0], UC_GENERATION);
 		count(hit ? UC_COUNT_READ_HIT : UC_COUNT_READ_MISSED);
-		conn->flags &= ~UC_CONN_READ;
+		conn->flags &= ~(UC_CONN_READ | UC_CONN_HEEDED);
 	} else if (complete == 1 && conn->pending == 1) {
 		word_add(conn->words[0], -UC_WRITE);
 	} else if (complete) {
@@ -681,6 +703,20 @@ static __always_inline struct uc_conn *datagram(struct sock *sk, bool create)
 	return bpf_map_lookup_elem(&datagrams, &key);
 }
 
+/* Whether what this thread sends by the socket from now on is looked at before it leaves. */
+static __always_inline bool looked_at(struct sock *sk)
+{
+	__u64 thread = bpf_get_current_pid_tgid(), at = (__u64)sk, *last = bpf_map_lookup_elem(&asked, &thread);
+	struct uc_control *c = the_control();
+
+	if (!c || c->late || sk->__sk_common.skc_family != AF_INET)
+		return false;
+	if (!last)
+		return !bpf_map_update_elem(&asked, &thread, &at, BPF_ANY);
+	*last = at;
+	return true;
+}
+
 static __always_inline void udp_receive(struct sock *sk, int got)
 {
 	struct uc_conn *conn = datagram(sk, true);
@@ -704,6 +740,10 @@ static __always_inline void udp_receive(struct sock *sk, int got)
 	end_all(conn);
 	conn->stream.mode = UC_MODE_START;
 	conn->stream.flags = 0;
+	conn->fd = SYSCALL_ARG1(regs);
+	conn->flags &= ~UC_CONN_EARLY;
+	if (looked_at(sk))
+		conn->flags |= UC_CONN_EARLY;
 	/* memcached drops these: too short, or one of several. */
 	if (got <= UC_FRAME)
 		return;
@@ -752,9 +792,50 @@ static __always_inline __u8 first_of_reply(__u32 skip)
 	return bpf_probe_read_user(&first, 1, (void *)at) ? 0 : first;
 }
 
+/* Whether what memcached sends is the reply to the only command that it had. */
+static __always_inline bool replies(const struct uc_conn *conn)
+{
+	return conn->commands == 1 && conn->complete == conn->pending && conn->stream.mode != UC_MODE_LOST &&
+	       stream_at_boundary(&conn->stream);
+}
+
+/*
+ * The kernel looks up where to send something: first of all that it does for a datagram. If memcached's thread is about to
+ * send the reply to a read that was alone, and it tells no value, the word's generation moves before anybody can have been
+ * told. So such a read needs not be in flight: a key that many miss at once would not be served for as long as memcached has
+ * one of those reads in hand, and they would be missed for that.
+ *
+ * It may run in an interrupt, when its thread is anywhere in a system call. What it looks at is the thread's own message all
+ * the same, and all that it does is to heed it.
+ */
+SEC("tp_btf/fib_table_lookup")
+int cache_route(void *ctx)
+{
+	struct uc_datagrams key = {.thread = bpf_get_current_pid_tgid()};
+	struct pt_regs *regs = registers();
+	struct uc_conn *conn;
+	__u64 *sk;
+
+	if (!of_memcached() || SYSCALL_NR(regs) != NR_SENDMSG)
+		return 0;
+	sk = bpf_map_lookup_elem(&asked, &key.thread);
+	if (!sk)
+		return 0;
+	key.sk = *sk;
+	conn = bpf_map_lookup_elem(&datagrams, &key);
+	if (!conn ||
+	    (conn->flags & (UC_CONN_READ | UC_CONN_EARLY | UC_CONN_HEEDED)) != (UC_CONN_READ | UC_CONN_EARLY) ||
+	    conn->fd != (__u32)SYSCALL_ARG1(regs) || !replies(conn))
+		return 0;
+	if (first_of_reply(UC_FRAME) != 'V')
+		word_add(conn->words[0], UC_GENERATION);
+	conn->flags |= UC_CONN_HEEDED;
+	return 0;
+}
+
 /*
  * A reply has been sent: if memcached had one command, it has obeyed it. A read that was answered with a value changes
- * nothing. Nobody was served the key from here between the reply's leaving and now, for it was in flight.
+ * nothing. Nobody was served the key from here between the reply's leaving and now, for it was in flight, or looked at.
  */
 SEC("tp_btf/sock_send_length")
 int BPF_PROG(cache_send, struct sock *sk, int sent, int flags)
@@ -783,9 +864,16 @@ int BPF_PROG(cache_send, struct sock *sk, int sent, int flags)
 		}
 		return 0;
 	}
-	if (conn->commands != 1 || conn->complete != conn->pending || conn->stream.mode == UC_MODE_LOST ||
-	    !stream_at_boundary(&conn->stream))
+	if (!replies(conn))
 		return 0;
+	if ((conn->flags & (UC_CONN_READ | UC_CONN_EARLY | UC_CONN_HEEDED)) == (UC_CONN_READ | UC_CONN_EARLY)) {
+		/* Never, as far as is known. Reads are in flight from now on. */
+		struct uc_control *c = the_control();
+
+		count(UC_COUNT_LATE);
+		if (c)
+			c->late = 1;
+	}
 	end_complete(conn, conn->flags & UC_CONN_READ && first_of_reply(udp ? UC_FRAME : 0) == 'V');
 	return 0;
 }

@@ -163,7 +163,7 @@ struct uc_control {
 	__be32 memcached_addr;
 	__be16 agent_port; /* 0: none */
 	__u16 memcached_port;
-	__u32 reserved;
+	__u32 late; /* set by the kernel: a datagram was sent and nobody had looked at it before */
 };
 
 #define UC_ADDRESSES 16
@@ -208,6 +208,9 @@ struct uc_settings {
 /* Not followed, but the last read ended with a line, whose reply would tell where the stream is; and it was alone. */
 #define UC_CONN_LINE 32
 #define UC_CONN_ALONE 64
+/* Of datagrams: what is sent is looked at before it leaves, so a read that is alone is not in flight; and it was. */
+#define UC_CONN_EARLY 128
+#define UC_CONN_HEEDED 256
 
 /* A connection of memcached's, or what one of its threads has of a UDP socket. */
 struct uc_conn {
@@ -217,7 +220,7 @@ struct uc_conn {
 	__u16 complete; /* of those, of commands that memcached has all of */
 	__u16 commands; /* that the last read completed */
 	__u16 flags; /* UC_CONN_* */
-	__u32 reserved;
+	__u32 fd; /* UDP: by which memcached knows the socket */
 	__u32 words[UC_PENDING_MAX]; /* set << 2 | word: in flight */
 	__u8 scratch[UC_SCRATCH];
 };
@@ -269,7 +272,8 @@ enum uc_count {
 	UC_COUNT_FOLLOWED = 24, /* connections that are followed again */
 	UC_COUNT_BYTES = 25, /* parsed */
 	UC_COUNT_PASS_LIMIT = 26, /* the source has had its share for now */
-	UC_COUNT_END = 27,
+	UC_COUNT_LATE = 27, /* datagrams sent that nobody had looked at before */
+	UC_COUNT_END = 28,
 };
 
 struct uc_counters {

@@ -43,6 +43,8 @@ pub const UC_CONN_AGENT: u32 = 8;
 pub const UC_CONN_KNOWN: u32 = 16;
 pub const UC_CONN_LINE: u32 = 32;
 pub const UC_CONN_ALONE: u32 = 64;
+pub const UC_CONN_EARLY: u32 = 128;
+pub const UC_CONN_HEEDED: u32 = 256;
 pub type __u8 = ::core::ffi::c_uchar;
 pub type __u16 = ::core::ffi::c_ushort;
 pub type __u32 = ::core::ffi::c_uint;
@@ -247,7 +249,7 @@ pub struct uc_control {
     pub memcached_addr: __be32,
     pub agent_port: __be16,
     pub memcached_port: __u16,
-    pub reserved: __u32,
+    pub late: __u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -278,8 +280,8 @@ const _: () = {
         "Offset of field: uc_control::memcached_port",
     ][::core::mem::offset_of!(uc_control, memcached_port) - 34usize];
     [
-        "Offset of field: uc_control::reserved",
-    ][::core::mem::offset_of!(uc_control, reserved) - 36usize];
+        "Offset of field: uc_control::late",
+    ][::core::mem::offset_of!(uc_control, late) - 36usize];
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq, Eq)]
@@ -364,7 +366,7 @@ pub struct uc_conn {
     pub complete: __u16,
     pub commands: __u16,
     pub flags: __u16,
-    pub reserved: __u32,
+    pub fd: __u32,
     pub words: [__u32; 512usize],
     pub scratch: [__u8; 512usize],
 }
@@ -390,9 +392,7 @@ const _: () = {
     [
         "Offset of field: uc_conn::flags",
     ][::core::mem::offset_of!(uc_conn, flags) - 322usize];
-    [
-        "Offset of field: uc_conn::reserved",
-    ][::core::mem::offset_of!(uc_conn, reserved) - 324usize];
+    ["Offset of field: uc_conn::fd"][::core::mem::offset_of!(uc_conn, fd) - 324usize];
     [
         "Offset of field: uc_conn::words",
     ][::core::mem::offset_of!(uc_conn, words) - 328usize];
@@ -494,16 +494,17 @@ pub const UC_COUNT_NOT_FOLLOWED: uc_count = 23;
 pub const UC_COUNT_FOLLOWED: uc_count = 24;
 pub const UC_COUNT_BYTES: uc_count = 25;
 pub const UC_COUNT_PASS_LIMIT: uc_count = 26;
-pub const UC_COUNT_END: uc_count = 27;
+pub const UC_COUNT_LATE: uc_count = 27;
+pub const UC_COUNT_END: uc_count = 28;
 pub type uc_count = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq, Eq)]
 pub struct uc_counters {
-    pub count: [__u64; 27usize],
+    pub count: [__u64; 28usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of uc_counters"][::core::mem::size_of::<uc_counters>() - 216usize];
+    ["Size of uc_counters"][::core::mem::size_of::<uc_counters>() - 224usize];
     ["Alignment of uc_counters"][::core::mem::align_of::<uc_counters>() - 8usize];
     [
         "Offset of field: uc_counters::count",

@@ -4,7 +4,7 @@
 //! connection again (it obeys every whole command that it has first), or sends a reply and had one command only. A read's
 //! reply tells besides whether it found the item.
 
-use underpass_abi::cache::{UC_MODE_LOST, UC_MODE_TEXT, UC_PENDING_MAX, UC_STREAM_LONG, uc_stream};
+use underpass_abi::cache::{UC_MODE_LOST, UC_MODE_START, UC_MODE_TEXT, UC_PENDING_MAX, UC_STREAM_LONG, uc_stream};
 
 use crate::stream::{self, Event};
 
@@ -19,6 +19,8 @@ pub enum Change {
     Harden(Vec<u8>),
     /// The read was answered, or may have been: whether by a value.
     EndRead(Vec<u8>, bool),
+    /// A read that was never in flight, as its reply is looked at before it leaves, may have missed.
+    Forget(Vec<u8>),
     /// The command was obeyed.
     End(Vec<u8>),
     /// What may be about any key.
@@ -42,9 +44,25 @@ pub struct Connection {
     /// Not followed, but the last read ended with a line; and it was alone.
     line: bool,
     alone: bool,
+    /// Replies are looked at before they leave, so a read that is alone is not in flight.
+    early: bool,
 }
 
 impl Connection {
+    /// What a thread has of a UDP socket: its replies are looked at before they leave. Every datagram is a stream of its own.
+    pub fn of_datagrams() -> Self {
+        Self { early: true, ..Self::default() }
+    }
+
+    /// A datagram was received, whose header is not of `bytes`.
+    pub fn receive_datagram(&mut self, bytes: &[u8], filled: bool, emit: &mut dyn FnMut(Change)) {
+        self.ended(emit);
+        (self.stream.mode, self.stream.flags) = (UC_MODE_START as u8, 0);
+        self.receive(Some(bytes), filled, emit);
+        // There is nothing to find the way back in.
+        self.line = false;
+    }
+
     /// A read came back: with bytes, that filled memcached's buffer or not; none: there were none.
     pub fn receive(&mut self, bytes: Option<&[u8]>, filled: bool, emit: &mut dyn FnMut(Change)) {
         (self.line, self.alone) = (false, false);
@@ -117,14 +135,19 @@ impl Connection {
 
     fn obey(&mut self, event: Event, emit: &mut dyn FnMut(Change)) {
         if std::mem::take(&mut self.read) {
-            emit(Change::Harden(self.pending[0].clone()));
+            let key = self.pending[0].clone();
+            emit(if self.early { Change::Begin(key) } else { Change::Harden(key) });
         }
         match event {
             Event::Read | Event::Write if self.pending.len() == UC_PENDING_MAX as usize => self.hold_all(emit),
             Event::Read | Event::Write => {
                 let key = stream::key(&self.stream).to_vec();
                 self.read = event == Event::Read && self.pending.is_empty() && self.commands == 0;
-                emit(if self.read { Change::BeginRead(key.clone()) } else { Change::Begin(key.clone()) });
+                match (self.read, self.early) {
+                    (false, _) => emit(Change::Begin(key.clone())),
+                    (true, false) => emit(Change::BeginRead(key.clone())),
+                    (true, true) => {}
+                }
                 self.pending.push(key);
             }
             Event::Other => {}
@@ -139,8 +162,12 @@ impl Connection {
 
     fn end_complete(&mut self, hit: bool, emit: &mut dyn FnMut(Change)) {
         if self.complete > 0 && std::mem::take(&mut self.read) {
-            emit(Change::EndRead(self.pending[0].clone(), hit));
-            self.pending.clear();
+            let key = self.pending.remove(0);
+            match (self.early, hit) {
+                (false, _) => emit(Change::EndRead(key, hit)),
+                (true, false) => emit(Change::Forget(key)),
+                (true, true) => {}
+            }
         } else {
             self.pending.drain(..self.complete).for_each(|key| emit(Change::End(key)));
         }

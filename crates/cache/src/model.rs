@@ -29,6 +29,8 @@ pub enum Mutant {
     MissUnseen,
     /// They are, but only once the reply was sent, and the key is served until then.
     ReadsNotInFlight,
+    /// The same of reads by datagram, whose replies are looked at before they leave.
+    LookedAtLate,
     /// Pipelined reads are not heeded.
     PipelinedReads,
     /// A fill is installed for the word as it is then, not as it was when memcached was asked.
@@ -46,12 +48,13 @@ pub enum Mutant {
 }
 
 /// All of them.
-pub const MUTANTS: [Mutant; 12] = [
+pub const MUTANTS: [Mutant; 13] = [
     Mutant::NothingInFlight,
     Mutant::NoGeneration,
     Mutant::EndAtDelivery,
     Mutant::MissUnseen,
     Mutant::ReadsNotInFlight,
+    Mutant::LookedAtLate,
     Mutant::PipelinedReads,
     Mutant::FillOfNow,
     Mutant::FillInFlight,
@@ -90,6 +93,8 @@ enum Command {
     Delete,
     /// Alone in flight on its connection: its reply tells what it saw.
     Get,
+    /// Alone in a datagram, whose reply is looked at before it leaves: never in flight.
+    DatagramGet,
     /// One of several.
     PipelinedGet,
     /// A write on a connection that is not followed.
@@ -103,6 +108,8 @@ enum Connection {
     Delivered(Command),
     /// With the version that a read missed although it was the last one stored, and whether it missed.
     Obeyed(Command, Option<u8>, bool),
+    /// The reply was looked at.
+    LookedAt(Command, Option<u8>, bool),
     /// And whether it missed.
     Answered(Command, bool),
 }
@@ -237,7 +244,9 @@ fn connection(state: &State, at: usize, scope: Scope, mutant: Option<Mutant>, em
         Connection::Idle => {
             // With lifetimes only what bears on them: the rest is explored without.
             let (lifetimes, others): (&[u8], &[Command]) = match scope.time {
-                0 => (&[0], &[Command::Delete, Command::Get, Command::PipelinedGet, Command::Lost]),
+                0 => {
+                    (&[0], &[Command::Delete, Command::Get, Command::DatagramGet, Command::PipelinedGet, Command::Lost])
+                }
                 _ => (&[0, 2, 3], &[Command::Get]),
             };
             let sets = lifetimes.iter().map(|&lifetime| Command::Set(lifetime));
@@ -248,6 +257,7 @@ fn connection(state: &State, at: usize, scope: Scope, mutant: Option<Mutant>, em
                 if let Some(which) = word_of(command, mutant) {
                     let word = &mut next.words[which];
                     *word = match mutant {
+                        _ if command == Command::DatagramGet => *word,
                         Some(Mutant::NoGeneration) if command != Command::Get => {
                             *word + word::begin(0) - word::forget(0)
                         }
@@ -271,7 +281,7 @@ fn connection(state: &State, at: usize, scope: Scope, mutant: Option<Mutant>, em
                     next.known = next.item;
                 }
                 Command::Delete => (next.item, next.known) = (None, None),
-                Command::Get | Command::PipelinedGet => {
+                Command::Get | Command::DatagramGet | Command::PipelinedGet => {
                     miss = state.live().is_none();
                     missed = state.known.filter(|_| miss).map(|item| item.version);
                 }
@@ -279,11 +289,19 @@ fn connection(state: &State, at: usize, scope: Scope, mutant: Option<Mutant>, em
             next.connections[at] = Connection::Obeyed(command, missed, miss);
             emit(next);
         }
-        Connection::Obeyed(command, missed, miss) => {
-            // The reply leaves, and is there before the kernel heeds that it was sent.
+        Connection::LookedAt(command, missed, miss) => {
             next.connections[at] = Connection::Answered(command, miss);
-            if missed.is_some() && state.known.map(|item| item.version) == missed {
-                next.known = None;
+            tell(&mut next, missed);
+            emit(next);
+        }
+        Connection::Obeyed(command, missed, miss) => {
+            if command == Command::DatagramGet && mutant != Some(Mutant::LookedAtLate) {
+                ended(&mut next, command, !miss, mutant);
+                next.connections[at] = Connection::LookedAt(command, missed, miss);
+            } else {
+                // The reply leaves, and is there before the kernel heeds that it was sent.
+                next.connections[at] = Connection::Answered(command, miss);
+                tell(&mut next, missed);
             }
             emit(next);
             // Or none does: memcached reads on at once. Then nobody was told.
@@ -293,10 +311,19 @@ fn connection(state: &State, at: usize, scope: Scope, mutant: Option<Mutant>, em
             emit(next);
         }
         Connection::Answered(command, miss) => {
-            ended(&mut next, command, !miss, mutant);
+            if command != Command::DatagramGet || mutant == Some(Mutant::LookedAtLate) {
+                ended(&mut next, command, !miss, mutant);
+            }
             next.connections[at] = Connection::Idle;
             emit(next);
         }
+    }
+}
+
+/// A client is told that there is no item, although one was stored last.
+fn tell(state: &mut State, missed: Option<u8>) {
+    if missed.is_some() && state.known.map(|item| item.version) == missed {
+        state.known = None;
     }
 }
 
@@ -308,6 +335,9 @@ fn ended(state: &mut State, command: Command, hit: bool, mutant: Option<Mutant>)
         (Command::Get, Some(Mutant::MissUnseen)) => word::end_read(*word, true),
         (Command::Get, Some(Mutant::ReadsNotInFlight)) => word::end_read(word::begin_read(*word), hit),
         (Command::Get, _) => word::end_read(*word, hit),
+        (Command::DatagramGet, Some(Mutant::MissUnseen)) => *word,
+        (Command::DatagramGet, _) if hit => *word,
+        (Command::DatagramGet, _) => word::forget(*word),
         (_, Some(Mutant::EndAtDelivery)) => *word,
         _ => word::end(*word),
     };

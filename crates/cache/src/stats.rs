@@ -35,6 +35,7 @@ pub const NAMES: [&str; UC_COUNT_END as usize] = [
     "followed_again",
     "bytes_parsed",
     "passed_limit",
+    "replies_unseen",
 ];
 
 /// The agent's counters.

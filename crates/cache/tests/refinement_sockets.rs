@@ -6,14 +6,17 @@ mod common;
 use std::{
     collections::HashMap,
     io::{IoSlice, IoSliceMut, Read, Write},
-    net::{TcpListener, TcpStream},
+    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::fd::AsRawFd,
-    sync::atomic::Ordering,
+    sync::{Mutex, atomic::Ordering},
     time::{Duration, Instant},
 };
 
+use nix::sys::socket::{MsgFlags, SockaddrIn, sendmsg};
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
-use underpass_abi::cache::{UC_FLIGHT_MAX, UC_GENERATION, UC_PENDING_MAX, UC_WRITE, uc_settings};
+use underpass_abi::cache::{
+    UC_COUNT_LATE, UC_COUNT_READ_MISSED, UC_FLIGHT_MAX, UC_GENERATION, UC_PENDING_MAX, UC_WRITE, uc_settings,
+};
 use underpass_cache::{
     connection::{Change, Connection},
     hash,
@@ -38,6 +41,7 @@ impl Twin {
             Change::EndRead(key, true) => (key, |w| word::end_read(w, true)),
             Change::EndRead(key, false) => (key, |w| word::end_read(w, false)),
             Change::End(key) => (key, word::end),
+            Change::Forget(key) => (key, word::forget),
             Change::BeginAll => return self.global = word::begin(self.global),
             Change::EndAll => return self.global = word::end(self.global),
             Change::FlushLater => {
@@ -85,16 +89,24 @@ fn stream(rng: &mut StdRng) -> Vec<u8> {
     bytes
 }
 
+fn twin() -> Twin {
+    let settings = uc_settings { port: 1, secret: [11, 13], address_count: 1, ..uc_settings::default() };
+    let mut kernel = Kernel::load(settings, Sizes::of_budget(2, 4)).unwrap();
+    kernel.follow(std::process::id()).unwrap();
+    Twin { kernel, words: HashMap::new(), global: 0, changes: 0 }
+}
+
+/// The kernel follows one process at a time, which is this one.
+static ONE: Mutex<()> = Mutex::new(());
+
 #[test]
 fn the_kernel_follows_a_connection_as_the_model_does() {
     if !nix::unistd::geteuid().is_root() {
         return eprintln!("not run: kernel programs need root");
     }
-    let settings = uc_settings { port: 1, secret: [11, 13], address_count: 1, ..uc_settings::default() };
-    let mut kernel = Kernel::load(settings, Sizes::of_budget(2, 4)).unwrap();
-    kernel.follow(std::process::id()).unwrap();
+    let _one = ONE.lock().unwrap();
     let mut rng = StdRng::seed_from_u64(common::seed());
-    let mut twin = Twin { kernel, words: HashMap::new(), global: 0, changes: 0 };
+    let mut twin = twin();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     for round in 0..common::count(1500) {
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -342,6 +354,68 @@ fn text(bytes: &[u8]) -> String {
 fn send(stream: &TcpStream, bytes: &[u8]) -> usize {
     let (head, tail) = bytes.split_at(1);
     let pieces = [IoSlice::new(head), IoSlice::new(tail)];
-    nix::sys::socket::sendmsg::<()>(stream.as_raw_fd(), &pieces, &[], nix::sys::socket::MsgFlags::empty(), None)
-        .unwrap()
+    sendmsg::<()>(stream.as_raw_fd(), &pieces, &[], MsgFlags::empty(), None).unwrap()
+}
+
+const FRAME: &[u8] = b"\0\x07\0\0\0\x01\0\0";
+
+fn count(twin: &Twin, which: u32) -> u64 {
+    twin.kernel.counters().unwrap().iter().map(|cpu| cpu[which as usize]).sum()
+}
+
+#[test]
+fn the_kernel_follows_datagrams_as_the_model_does() {
+    if !nix::unistd::geteuid().is_root() {
+        return eprintln!("not run: kernel programs need root");
+    }
+    let _one = ONE.lock().unwrap();
+    let mut rng = StdRng::seed_from_u64(common::seed());
+    let mut twin = twin();
+    let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+    client.connect(server.local_addr().unwrap()).unwrap();
+    let to = SockaddrIn::from(match client.local_addr().unwrap() {
+        SocketAddr::V4(addr) => addr,
+        SocketAddr::V6(_) => unreachable!("bound to an IPv4 address"),
+    });
+    let mut pure = Connection::of_datagrams();
+    for round in 0..common::count(3000) {
+        let bytes = stream(&mut rng);
+        let piece = &bytes[..bytes.len().min(rng.random_range(1..=1400))];
+        client.send(&[FRAME, piece].concat()).unwrap();
+        let mut buffer = vec![0; if rng.random_bool(0.1) { rng.random_range(9..=40) } else { 2048 }];
+        let (got, _) = server.recv_from(&mut buffer).unwrap();
+        pure.receive_datagram(&buffer[FRAME.len()..got], got == buffer.len(), &mut |change| twin.apply(change));
+        let of = format!("in round {round} after {:?}", String::from_utf8_lossy(&buffer[FRAME.len()..got]));
+        twin.compare(&of);
+        if rng.random_bool(0.7) {
+            let reply = *[&b"VALUE k 0 1\r\nx\r\nEND\r\n"[..], b"END\r\n", b"\x81\0"].choose(&mut rng).unwrap();
+            let pieces = [IoSlice::new(FRAME), IoSlice::new(reply)];
+            sendmsg(server.as_raw_fd(), &pieces, &[], MsgFlags::empty(), Some(&to)).unwrap();
+            pure.replied(reply[0], &mut |change| twin.apply(change));
+            twin.compare(&format!("{of}, answered {:?}", String::from_utf8_lossy(reply)));
+        }
+    }
+    assert!(twin.changes > 1000, "{}", twin.changes);
+    assert!(count(&twin, UC_COUNT_READ_MISSED) > 100);
+    // A send that looks up no route is not looked at before: reads are in flight from then on.
+    assert_eq!(count(&twin, UC_COUNT_LATE), 0);
+    server.connect(client.local_addr().unwrap()).unwrap();
+    for (late, reply) in [(0, b"END\r\n"), (1, b"END\r\n"), (1, b"VALUE")] {
+        assert_eq!(count(&twin, UC_COUNT_LATE), late);
+        client.send(&[FRAME, b"get late\r\n"].concat()).unwrap();
+        server.recv_from(&mut [0; 64]).unwrap();
+        let mut emit = |change| twin.apply(change);
+        if late == 0 {
+            pure.receive_datagram(b"get late\r\n", false, &mut emit);
+        } else {
+            pure = Connection::default();
+            pure.receive(Some(b"get late\r\n"), false, &mut emit);
+        }
+        twin.compare("of a late one");
+        let pieces = [IoSlice::new(FRAME), IoSlice::new(reply)];
+        sendmsg::<()>(server.as_raw_fd(), &pieces, &[], MsgFlags::empty(), None).unwrap();
+        pure.replied(reply[0], &mut |change| twin.apply(change));
+        twin.compare("of a late one, answered");
+    }
 }
