@@ -48,7 +48,7 @@ const VALUE_MIN: f64 = 10.0;
 const VALUE_MAX: f64 = 1000.0;
 /// Bytes of a value of the traffic that the cache does not serve.
 const LARGE_VALUE: usize = 16 * 1024;
-/// Connections of that traffic, and requests under way on each where they are sent several at a time.
+/// Connections of those who write, or of other traffic, and requests on each where it is several at a time.
 const CONNECTIONS: usize = 16;
 const PIPELINE: usize = 16;
 /// Bytes of memcached's UDP receive buffer: a frame takes a page and more.
@@ -72,11 +72,11 @@ pub struct CacheArgs {
     /// Popularity of items: uniform, or zipf and an exponent
     #[arg(long, default_value = "zipf0.99")]
     pub workload: Popularity,
-    /// GETs for each SET; 0: no SETs
-    #[arg(long, default_value_t = 30)]
-    pub gets_per_set: u64,
+    /// GETs for each SET, in as many measurements; 0: no SETs
+    #[arg(long, value_delimiter = ',', default_values_t = [0, 30])]
+    pub gets_per_set: Vec<u64>,
     /// Sizes of the cache to measure, in MiB
-    #[arg(long, value_delimiter = ',', default_values_t = [4, 16, 128])]
+    #[arg(long, value_delimiter = ',', default_values_t = [6, 16, 64])]
     pub memory: Vec<u32>,
     /// Items that a set of the cache holds; several to compare
     #[arg(long, value_delimiter = ',', default_values_t = [4])]
@@ -142,6 +142,8 @@ struct Sample {
 pub struct Cell {
     /// The server's name.
     pub server: String,
+    /// GETs for each SET; 0: no SETs.
+    pub gets_per_set: u64,
     /// GETs answered in a second.
     pub rate: Spread,
     /// Nanoseconds of its core for each, SETs and the cache's agent included.
@@ -160,6 +162,32 @@ pub struct Cell {
     pub latency_median_ns: Spread,
     /// And the 99th percentile.
     pub latency_p99_ns: Spread,
+}
+
+impl Cell {
+    fn new(contender: &Contender, gets_per_set: u64, samples: &[Sample]) -> Self {
+        let spread = |pick: fn(&Sample) -> f64| Spread::of(samples.iter().map(pick));
+        Self {
+            server: contender.name(),
+            gets_per_set,
+            rate: spread(|s| s.rate),
+            busy_ns_per_get: spread(|s| s.busy_per_get),
+            utilisation: spread(|s| s.utilisation),
+            hit_ratio: spread(|s| s.hit_ratio),
+            found: spread(|s| s.found),
+            sets: spread(|s| s.sets),
+            lost: spread(|s| s.lost),
+            latency_median_ns: spread(|s| s.latency[0]),
+            latency_p99_ns: spread(|s| s.latency[1]),
+        }
+    }
+}
+
+fn mix(gets_per_set: u64) -> String {
+    match gets_per_set {
+        0 => "GETs alone".into(),
+        gets => format!("{gets} GETs to a SET"),
+    }
 }
 
 /// Traffic that the cache does not serve.
@@ -186,8 +214,6 @@ pub struct CacheReport {
     pub data_bytes: u64,
     /// Their popularity.
     pub popularity: Popularity,
-    /// GETs for each SET.
-    pub gets_per_set: u64,
     /// Rounds.
     pub rounds: usize,
     /// Seconds of each measurement.
@@ -207,6 +233,7 @@ impl CacheReport {
     pub fn text(&self) -> String {
         let mut table = Table::new([
             "server",
+            "requests",
             "GETs/s",
             "CPU/GET",
             "core busy",
@@ -221,6 +248,7 @@ impl CacheReport {
         for cell in &self.cells {
             table.row([
                 cell.server.clone(),
+                mix(cell.gets_per_set),
                 report::count(cell.rate.median),
                 report::time(cell.busy_ns_per_get.median),
                 percent(&cell.utilisation),
@@ -241,13 +269,9 @@ impl CacheReport {
                 report::count(bystander.with.median),
             ]);
         }
-        let sets = match self.gets_per_set {
-            0 => "no SETs".to_owned(),
-            gets => format!("a SET over TCP for every {gets} GETs"),
-        };
         format!(
             "\nGETs over UDP ({}; {} items, {}, keys of {KEY_MIN} to {KEY_MAX} and values of {VALUE_MIN} to {VALUE_MAX} \
-             bytes, {} in all; {sets}; medians of {} rounds of {} s)\n\n{table}\n\
+             bytes, {} in all; SETs over TCP; medians of {} rounds of {} s)\n\n{table}\n\
              The server's side has one core, with the receive work of its device, all threads of memcached and the \
              cache's agent; clients have the other. Latencies are those at {} GETs a second.\n\n{others}\n\
              Requests in a second of the server's core; *any program*: one on the device that passes everything on.\n\n{}",
@@ -486,7 +510,7 @@ struct Setter {
 }
 
 impl Setter {
-    fn start(mut stream: TcpStream, dataset: Arc<Dataset>, items: Items, seed: u64) -> Self {
+    fn start(mut streams: Vec<TcpStream>, dataset: Arc<Dataset>, items: Items, seed: u64) -> Self {
         let (stop, owed, done) =
             (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
         let thread = thread::spawn({
@@ -496,15 +520,21 @@ impl Setter {
                 let mut random = SmallRng::seed_from_u64(seed);
                 let mut out = Vec::new();
                 while !stop.load(Ordering::Relaxed) {
-                    let count = owed.load(Ordering::Relaxed).saturating_sub(done.load(Ordering::Relaxed)).min(64);
+                    let count = owed.load(Ordering::Relaxed).saturating_sub(done.load(Ordering::Relaxed));
+                    let count = streams.len().min(count as usize);
                     if count == 0 {
                         thread::sleep(Duration::from_micros(200));
                         continue;
                     }
-                    out.clear();
-                    (0..count).for_each(|_| dataset.store(items.draw(&mut random), &mut out));
-                    exchange(&mut stream, &out, count as usize * b"STORED\r\n".len())?;
-                    done.fetch_add(count, Ordering::Relaxed);
+                    for stream in &mut streams[..count] {
+                        out.clear();
+                        dataset.store(items.draw(&mut random), &mut out);
+                        stream.write_all(&out)?;
+                    }
+                    for stream in &mut streams[..count] {
+                        exchange(stream, b"", b"STORED\r\n".len())?;
+                    }
+                    done.fetch_add(count as u64, Ordering::Relaxed);
                 }
                 Ok(())
             }
@@ -541,7 +571,13 @@ fn run_for(length: Duration, load: &CacheLoad, setter: &Setter, gets_per_set: u6
     Ok(())
 }
 
-fn measure(args: &CacheArgs, dataset: &Arc<Dataset>, contender: Contender, steady: f64) -> Result<Sample> {
+fn measure(
+    args: &CacheArgs,
+    dataset: &Arc<Dataset>,
+    contender: Contender,
+    gets_per_set: u64,
+    steady: f64,
+) -> Result<Sample> {
     let mut running = Running::start(args, contender)?;
     running.fill(dataset)?;
     let items = || Items::new(args.items, args.workload);
@@ -561,15 +597,16 @@ fn measure(args: &CacheArgs, dataset: &Arc<Dataset>, contender: Contender, stead
     running.pin_receivers()?;
     // The sink goes before the generator beside it.
     cpu::prefer(cpu::napi_thread(&running.client_device)?)?;
-    let mut setter = Setter::start(running.connect()?, dataset.clone(), items(), args.seed + 1);
+    let connections = (0..CONNECTIONS).map(|_| running.connect()).collect::<Result<_>>()?;
+    let mut setter = Setter::start(connections, dataset.clone(), items(), args.seed + 1);
 
     let length = Duration::from_secs_f64(args.seconds);
     let start = load.counts();
     let sending = load.start(LOAD_CORE, None)?;
-    run_for(Duration::from_secs_f64(args.warmup), &load, &setter, args.gets_per_set, &start)?;
+    run_for(Duration::from_secs_f64(args.warmup), &load, &setter, gets_per_set, &start)?;
     let (first, hits, sets) = (load.counts(), running.hits()?, setter.done.load(Ordering::Relaxed));
     let (busy, begun) = (running.meter.read(), Instant::now());
-    run_for(length, &load, &setter, args.gets_per_set, &start)?;
+    run_for(length, &load, &setter, gets_per_set, &start)?;
     let (busy, elapsed) = (running.meter.read().saturating_sub(busy), begun.elapsed().as_secs_f64());
     let (counts, hits) = (load.counts().since(&first), running.hits()? - hits);
     let sets = setter.done.load(Ordering::Relaxed) - sets;
@@ -752,25 +789,45 @@ pub fn run(args: &CacheArgs) -> Result<CacheReport> {
     for &mib in args.memory.iter().filter(|_| args.part != Part::Others) {
         contenders.extend(args.ways.iter().map(|&ways| Contender { threads: 1, cache: Some((mib, ways)) }));
     }
-    let mut samples = vec![Vec::new(); contenders.len()];
+    let mut cells: Vec<Cell> = Vec::new();
+    let mut ratios = Vec::new();
     // What memcached alone bears, by half.
     let mut steady = 20_000.0;
-    for round in 0..args.rounds {
-        for (contender, samples) in contenders.iter().zip(&mut samples) {
-            let sample = measure(args, &dataset, *contender, steady).with_context(|| contender.name())?;
-            eprintln!(
-                "round {} of {}: {}: {} GETs/s, {} of CPU each, hit ratio {:.1} %",
-                round + 1,
-                args.rounds,
-                contender.name(),
-                report::count(sample.rate),
-                report::time(sample.busy_per_get),
-                sample.hit_ratio * 100.0
-            );
-            if round == 0 && contender.cache.is_none() && contender.threads == 1 {
-                steady = sample.rate / 2.0;
+    let data_bytes = dataset.bytes();
+    for &gets_per_set in args.gets_per_set.iter().filter(|_| args.part != Part::Others) {
+        let mut samples = vec![Vec::new(); contenders.len()];
+        for round in 0..args.rounds {
+            for (contender, samples) in contenders.iter().zip(&mut samples) {
+                let sample = measure(args, &dataset, *contender, gets_per_set, steady)
+                    .with_context(|| format!("{}, {}", contender.name(), mix(gets_per_set)))?;
+                eprintln!(
+                    "round {} of {}, {}: {}: {} GETs/s, {} of CPU each, hit ratio {:.1} %",
+                    round + 1,
+                    args.rounds,
+                    mix(gets_per_set),
+                    contender.name(),
+                    report::count(sample.rate),
+                    report::time(sample.busy_per_get),
+                    sample.hit_ratio * 100.0
+                );
+                if cells.is_empty() && samples.is_empty() && *contender == contenders[0] {
+                    steady = sample.rate / 2.0;
+                }
+                samples.push(sample);
             }
-            samples.push(sample);
+        }
+        let from = cells.len();
+        for (contender, samples) in contenders.iter().zip(&samples) {
+            let cell = Cell::new(contender, gets_per_set, samples);
+            if let Some((mib, _)) = contender.cache {
+                let share = f64::from(mib) * 1048576.0 / data_bytes as f64 * 100.0;
+                let base = cells[from].busy_ns_per_get.median;
+                let name = format!("{} ({share:.0} % of the data) / memcached -t 1", cell.server);
+                let goal = "18 or more at a high hit ratio, 10 at a quarter of the data";
+                let what = format!("GETs in a second of the core, {}: {name}", mix(gets_per_set));
+                ratios.push(Ratio::new(what, base, cell.busy_ns_per_get.median, goal));
+            }
+            cells.push(cell);
         }
     }
     let bystanders = match args.part {
@@ -780,44 +837,6 @@ pub fn run(args: &CacheArgs) -> Result<CacheReport> {
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?,
     };
 
-    let cells: Vec<Cell> = contenders
-        .iter()
-        .zip(&samples)
-        .map(|(contender, samples)| {
-            let spread = |pick: fn(&Sample) -> f64| Spread::of(samples.iter().map(pick));
-            Cell {
-                server: contender.name(),
-                rate: spread(|s| s.rate),
-                busy_ns_per_get: spread(|s| s.busy_per_get),
-                utilisation: spread(|s| s.utilisation),
-                hit_ratio: spread(|s| s.hit_ratio),
-                found: spread(|s| s.found),
-                sets: spread(|s| s.sets),
-                lost: spread(|s| s.lost),
-                latency_median_ns: spread(|s| s.latency[0]),
-                latency_p99_ns: spread(|s| s.latency[1]),
-            }
-        })
-        .collect();
-    let data_bytes = dataset.bytes();
-    let mut ratios = Vec::new();
-    for (contender, cell) in contenders.iter().zip(&cells).filter(|(contender, _)| contender.cache.is_some()) {
-        let mib = f64::from(contender.cache.map_or(0, |(mib, _)| mib));
-        let share = mib * 1048576.0 / data_bytes as f64 * 100.0;
-        let name = format!("{} ({share:.0} % of the data) / {}", cell.server, cells[0].server);
-        ratios.push(Ratio::new(
-            format!("GETs/s: {name}"),
-            cell.rate.median,
-            cells[0].rate.median,
-            "18 or more at a high hit ratio, 10 at the paper's size",
-        ));
-        ratios.push(Ratio::new(
-            format!("CPU per GET: {name}"),
-            cell.busy_ns_per_get.median,
-            cells[0].busy_ns_per_get.median,
-            "0.1 or less",
-        ));
-    }
     for bystander in &bystanders {
         for (name, base, goal) in
             [("memcached alone", bystander.without, "0.97 or more"), ("any program", bystander.program, "")]
@@ -831,7 +850,6 @@ pub fn run(args: &CacheArgs) -> Result<CacheReport> {
         items: args.items,
         data_bytes,
         popularity: args.workload,
-        gets_per_set: args.gets_per_set,
         rounds: args.rounds,
         seconds: args.seconds,
         steady_rate: steady,

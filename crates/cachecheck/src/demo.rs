@@ -49,7 +49,7 @@ pub fn run(args: &CacheDemoArgs) -> Result<()> {
         rounds: 1,
         items: 100_000,
         workload: Popularity::Zipf(0.99),
-        gets_per_set: 30,
+        gets_per_set: vec![30],
         memory: vec![args.memory],
         ways: vec![4],
         part: cache::Part::Gets,
