@@ -8,7 +8,7 @@ use std::{
     io::{IoSlice, IoSliceMut, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::fd::AsRawFd,
-    sync::{Mutex, atomic::Ordering},
+    sync::{Mutex, MutexGuard, PoisonError, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -96,15 +96,18 @@ fn twin() -> Twin {
     Twin { kernel, words: HashMap::new(), global: 0, changes: 0 }
 }
 
-/// The kernel follows one process at a time, which is this one.
-static ONE: Mutex<()> = Mutex::new(());
+/// The programs see all sockets of this process: one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 #[test]
 fn the_kernel_follows_a_connection_as_the_model_does() {
     if !nix::unistd::geteuid().is_root() {
         return eprintln!("not run: kernel programs need root");
     }
-    let _one = ONE.lock().unwrap();
+    let _alone = alone();
     let mut rng = StdRng::seed_from_u64(common::seed());
     let mut twin = twin();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -166,6 +169,7 @@ fn the_kernel_follows_a_connection_as_the_model_does() {
 struct Own {
     kernel: Kernel,
     listener: TcpListener,
+    _alone: MutexGuard<'static, ()>,
 }
 
 impl Own {
@@ -174,10 +178,8 @@ impl Own {
             eprintln!("not run: kernel programs need root");
             return None;
         }
-        let settings = uc_settings { port: 1, secret: [11, 13], address_count: 1, ..uc_settings::default() };
-        let mut kernel = Kernel::load(settings, Sizes::of_budget(2, 4)).unwrap();
-        kernel.follow(std::process::id()).unwrap();
-        Some(Self { kernel, listener: TcpListener::bind("127.0.0.1:0").unwrap() })
+        let _alone = alone();
+        Some(Self { kernel: twin().kernel, listener: TcpListener::bind("127.0.0.1:0").unwrap(), _alone })
     }
 
     fn connect(&self) -> [TcpStream; 2] {
@@ -368,7 +370,7 @@ fn the_kernel_follows_datagrams_as_the_model_does() {
     if !nix::unistd::geteuid().is_root() {
         return eprintln!("not run: kernel programs need root");
     }
-    let _one = ONE.lock().unwrap();
+    let _alone = alone();
     let mut rng = StdRng::seed_from_u64(common::seed());
     let mut twin = twin();
     let server = UdpSocket::bind("127.0.0.1:0").unwrap();
