@@ -461,7 +461,8 @@ int cache(struct xdp_md *ctx)
 		return pass(UC_COUNT_PASS_REQUEST);
 	r->now_ms = now_ms();
 	r->global = *(volatile __u64 *)&c->global;
-	if (r->now_ms >= *(volatile __u64 *)&c->serve_until_ms || r->global & UC_FLIGHT)
+	if (r->now_ms >= *(volatile __u64 *)&c->serve_until_ms || r->global & UC_FLIGHT ||
+	    *(volatile __u32 *)&c->let_go != *(volatile __u32 *)&c->looked)
 		return pass(UC_COUNT_PASS_BLIND);
 	at = r->cas ? UC_TEXT + 5 : UC_TEXT + 4;
 	len = take_key(r, at, &hash);

@@ -181,8 +181,10 @@ static __always_inline void global_end(void)
 {
 	struct uc_control *c = the_control();
 
-	if (c)
-		__sync_fetch_and_add(&c->global, -UC_WRITE);
+	if (!c)
+		return;
+	__sync_fetch_and_add(&c->let_go, 1);
+	__sync_fetch_and_add(&c->global, -UC_WRITE);
 }
 
 /* The global word for a connection: held once, whatever the reasons. */

@@ -164,6 +164,9 @@ struct uc_control {
 	__be16 agent_port; /* 0: none */
 	__u16 memcached_port;
 	__u32 late; /* set by the kernel: a datagram was sent and nobody had looked at it before */
+	/* How often a connection let go of the global word, after what may have asked for a flush that is to come. */
+	__u32 let_go;
+	__u32 looked; /* let_go when the agent last looked for such a flush: while they differ nothing is served */
 };
 
 #define UC_ADDRESSES 16

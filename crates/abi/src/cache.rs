@@ -250,10 +250,12 @@ pub struct uc_control {
     pub agent_port: __be16,
     pub memcached_port: __u16,
     pub late: __u32,
+    pub let_go: __u32,
+    pub looked: __u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of uc_control"][::core::mem::size_of::<uc_control>() - 40usize];
+    ["Size of uc_control"][::core::mem::size_of::<uc_control>() - 48usize];
     ["Alignment of uc_control"][::core::mem::align_of::<uc_control>() - 8usize];
     [
         "Offset of field: uc_control::global",
@@ -282,6 +284,12 @@ const _: () = {
     [
         "Offset of field: uc_control::late",
     ][::core::mem::offset_of!(uc_control, late) - 36usize];
+    [
+        "Offset of field: uc_control::let_go",
+    ][::core::mem::offset_of!(uc_control, let_go) - 40usize];
+    [
+        "Offset of field: uc_control::looked",
+    ][::core::mem::offset_of!(uc_control, looked) - 44usize];
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq, Eq)]

@@ -27,7 +27,7 @@ use crate::{
     hash,
     kernel::{Kernel, Sizes, now_ms, wait_for_programs},
     limit::MBIT,
-    memcached::{Answer, Memcached, parse_answer},
+    memcached::{Answer, Memcached, flush_to_come, parse_answer},
     model::SLACK,
     stats::Counts,
     table::{Install, Item, Table},
@@ -104,6 +104,7 @@ pub struct Agent {
     asked_keys: HashSet<Vec<u8>>,
     refused: HashMap<u64, u64>,
     flushes: Vec<Flush>,
+    looked: u32,
     to_grace: Sender<Vec<u32>>,
     from_grace: Receiver<Vec<u32>>,
     in_grace: bool,
@@ -225,9 +226,7 @@ impl Agent {
         // What memcached received before anybody looked it has obeyed by then: else it could change an item after this one
         // asked for it.
         std::thread::sleep(SETTLE);
-        kernel.serve_until(u64::MAX);
-        kernel.attach(ifindex, options.mode)?;
-        Ok(Self {
+        let mut agent = Self {
             options,
             memcached,
             alive,
@@ -239,12 +238,17 @@ impl Agent {
             asked_keys: HashSet::new(),
             refused: HashMap::new(),
             flushes: Vec::new(),
+            looked: 0,
             to_grace,
             from_grace,
             in_grace: false,
             counts: Counts::default(),
             buffer: vec![0; BUFFER].into(),
-        })
+        };
+        agent.look_for_flush()?;
+        agent.set_serving();
+        agent.kernel.attach(ifindex, agent.options.mode)?;
+        Ok(agent)
     }
 
     /// What it is in front of.
@@ -306,6 +310,11 @@ impl Agent {
                 UC_NOTICE_FLUSH => self.flush_later(report.hash, report.number),
                 _ => self.ask(&report.key[..(report.key_len.min(UC_KEY_MAX)) as usize]),
             }
+        }
+        if self.kernel.let_go() != self.looked
+            && let Err(error) = self.look_for_flush()
+        {
+            tracing::warn!("{error:#}; nothing is served until it is known what is to be flushed");
         }
         self.flushes();
         if let Err(error) = self.talk() {
@@ -443,6 +452,23 @@ impl Agent {
         let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
         let (start_ms, delay) =
             if number > DELAY_MAX_S { (now_ms(), number.saturating_sub(wall)) } else { (asked_ms, number) };
+        self.flush_from(start_ms, delay);
+        self.kernel.global().fetch_sub(UC_WRITE as u64, Ordering::SeqCst);
+    }
+
+    /// A `flush_all` that nobody has seen asked for: before this was attached, or by a connection that is not followed.
+    fn look_for_flush(&mut self) -> Result<()> {
+        let let_go = self.kernel.let_go();
+        let now = now_ms();
+        if let Some(delay) = flush_to_come(self.memcached.at).context("asking memcached for its next flush")? {
+            self.flush_from(now, delay);
+        }
+        self.looked = let_go;
+        self.kernel.looked(let_go);
+        Ok(())
+    }
+
+    fn flush_from(&mut self, start_ms: u64, delay: u64) {
         // memcached's clock is cut to whole seconds and up to one old.
         let from_ms = start_ms + delay.saturating_sub(2) * 1000;
         let flush = Flush { from_ms, to_ms: start_ms + (delay + 3) * 1000 };
@@ -453,7 +479,6 @@ impl Agent {
             self.flushes.push(flush);
         }
         self.set_serving();
-        self.kernel.global().fetch_sub(UC_WRITE as u64, Ordering::SeqCst);
     }
 
     fn flushes(&mut self) {

@@ -257,6 +257,17 @@ impl Kernel {
         self.field(|c| &raw mut c.agent_port, from.port().to_be());
     }
 
+    /// How often a connection let go of the global word.
+    pub fn let_go(&self) -> u32 {
+        // SAFETY: inside the mapping; a number that the kernel counts.
+        unsafe { (&raw const (*self.control.get::<uc_control>(0)).let_go).read_volatile() }
+    }
+
+    /// Up to where in that count flushes that are to come are known.
+    pub fn looked(&self, let_go: u32) {
+        self.field(|c| &raw mut c.looked, let_go);
+    }
+
     /// Whether a client marks items stale.
     pub fn stale(&self) -> bool {
         // SAFETY: inside the mapping; a plain number that the kernel sets.

@@ -109,7 +109,7 @@ impl Memcached {
         if !version.starts_with("1.6.") {
             bail!("memcached {version} is not known: its reading of commands was checked for 1.6");
         }
-        let settings = asked.settings()?;
+        let settings = asked.stats("stats settings")?;
         let is = |name: &str, value: &str| settings.get(name).is_some_and(|is| is == value);
         for (name, off, advice) in [
             ("ssl_enabled", "no", "what TLS carries cannot be followed"),
@@ -142,6 +142,19 @@ impl Memcached {
     }
 }
 
+/// The delay of a `flush_all` that is to come, as if it were asked for now; none: there is none.
+pub fn flush_to_come(at: SocketAddrV4) -> Result<Option<u64>> {
+    /// memcached's clock counts from so long before its start.
+    const BEFORE_START_S: u64 = 60;
+    let mut asked = Asked::new(at)?;
+    let number = |stats: &BTreeMap<String, String>, name| -> Result<u64> {
+        stats.get(name).and_then(|is| is.parse().ok()).with_context(|| format!("memcached does not tell its {name}"))
+    };
+    let oldest = number(&asked.stats("stats settings")?, "oldest")?;
+    let now = number(&asked.stats("stats")?, "uptime")? + BEFORE_START_S;
+    Ok((oldest > now).then(|| oldest + 1 - now))
+}
+
 struct Asked {
     stream: BufReader<TcpStream>,
 }
@@ -169,17 +182,17 @@ impl Asked {
         Ok(line.trim_end().to_string())
     }
 
-    fn settings(&mut self) -> Result<BTreeMap<String, String>> {
-        let mut settings = BTreeMap::new();
-        let mut line = self.line("stats settings")?;
+    fn stats(&mut self, command: &str) -> Result<BTreeMap<String, String>> {
+        let mut stats = BTreeMap::new();
+        let mut line = self.line(command)?;
         while line != "END" {
             let Some((name, value)) = line.strip_prefix("STAT ").and_then(|stat| stat.split_once(' ')) else {
-                bail!("memcached does not tell its settings: {line:?}")
+                bail!("memcached does not answer {command:?}: {line:?}")
             };
-            settings.insert(name.to_string(), value.to_string());
+            stats.insert(name.to_string(), value.to_string());
             line = self.next()?;
         }
-        Ok(settings)
+        Ok(stats)
     }
 }
 
