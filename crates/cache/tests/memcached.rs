@@ -576,6 +576,12 @@ impl Attached {
     }
 }
 
+/// Whether none of a process's threads runs any more.
+fn stopped(pid: nix::unistd::Pid) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    threads.flatten().all(|thread| std::fs::read_to_string(thread.path().join("stat")).unwrap().contains(") T "))
+}
+
 fn writes_in_flight(kernel: &Kernel, key: &[u8]) -> u64 {
     let hash = hash::hash(key, &kernel.settings().secret);
     let word = kernel.word(hash::set(hash, kernel.settings().set_mask), hash::which(hash));
@@ -600,12 +606,15 @@ fn a_fill_that_a_write_overtakes_is_refused() {
             client.get("k");
             let before = agent.counts().asked;
             signal(nix::sys::signal::Signal::SIGSTOP);
+            while !stopped(pid) {
+                thread::yield_now();
+            }
             agent.step().unwrap();
             signal(nix::sys::signal::Signal::SIGCONT);
             assert_eq!(agent.counts().asked, before + 1);
             // The answer is there, and not taken yet.
             let mut answered = [PollFd::new(agent.socket().0, PollFlags::POLLIN)];
-            assert_eq!(poll(&mut answered, PollTimeout::MAX).unwrap(), 1);
+            assert_eq!(poll(&mut answered, PollTimeout::from(60_000u16)).unwrap(), 1);
         };
         // Undisturbed: it is filled, and the kernel answers.
         asked(&mut agent, &mut client);
