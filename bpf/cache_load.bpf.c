@@ -85,10 +85,10 @@ static __always_inline bool window_full(void)
 		cache_load_sent.forgiven += outstanding;
 		outstanding = 0;
 	}
-	/* Refilled from a half: a request for each answer would be a wake-up for each. */
+	/* Refilled from a quarter, as a busy device hands over many frames at once: one for each answer would be a wake-up for each. */
 	if (outstanding >= cache_load_settings.window)
 		cache_load_sent.full = 1;
-	else if (outstanding <= cache_load_settings.window / 2)
+	else if (outstanding <= cache_load_settings.window / 4)
 		cache_load_sent.full = 0;
 	if (!cache_load_sent.full) {
 		cache_load_sent.full_count = 0;

@@ -477,7 +477,12 @@ fn grow_receive_buffer(process: u32) -> Result<()> {
     let mut grown = 0;
     for entry in fs::read_dir(format!("/proc/{process}/fd"))?.flatten() {
         let Some(number) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        let fd = pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty()).context("memcached's sockets")?;
+        let fd = match pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty()) {
+            Ok(fd) => fd,
+            // Closed since.
+            Err(rustix::io::Errno::BADF) => continue,
+            Err(error) => return Err(error).context("memcached's sockets"),
+        };
         if sockopt::socket_protocol(&fd).is_ok_and(|protocol| protocol == Some(ipproto::UDP)) {
             sockopt::set_socket_recv_buffer_size_force(&fd, RECEIVE_BUFFER)?;
             grown += 1;

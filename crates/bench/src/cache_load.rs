@@ -40,7 +40,7 @@ const FRAME_MAX: usize = 15 * 8;
 /// Bytes of a frame around the key: headers, memcached's own, `get `, CR and LF.
 const AROUND_KEY: usize = 14 + 20 + 8 + 8 + 4 + 2;
 /// Requests under way at most: fewer than the 256 that a veth's queue holds, so that it never overflows.
-const WINDOW: u32 = 192;
+const WINDOW: u32 = 240;
 /// Requests are taken for lost when no answer at all came for this long.
 const WRITE_OFF_US: u32 = 100_000;
 /// One request in 64 is timed.
