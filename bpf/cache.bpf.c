@@ -321,6 +321,7 @@ static __always_inline bool within_limit(__be32 source, __u64 now_ms, __u32 byte
 static __always_inline bool intact(const struct iphdr *ip, const struct udphdr *udp, const struct uc_request *r)
 {
 	const __u32 *word = (const __u32 *)ip;
+	__u32 len = r->len;
 	__u64 sum = 0, pseudo;
 	__s64 text;
 
@@ -334,7 +335,9 @@ static __always_inline bool intact(const struct iphdr *ip, const struct udphdr *
 	pseudo = (__u64)ip->saddr + ip->daddr + bpf_htons(IPPROTO_UDP) + udp->len;
 	if (udp->check == up_fold(pseudo))
 		return true;
-	text = bpf_csum_diff(NULL, 0, (__be32 *)r->text, (r->len + 3) & 1020, 0);
+	if (!within(len, UC_REQUEST_MAX))
+		return false;
+	text = bpf_csum_diff(NULL, 0, (__be32 *)r->text, (len + 3) & 1020, 0);
 	return text >= 0 && up_fold(pseudo + (__u32)text) == 0xffff;
 }
 
@@ -457,6 +460,11 @@ int cache(struct xdp_md *ctx)
 	if (r->cas ? r->text[UC_TEXT + 4] != ' ' : text != ('g' | 'e' << 8 | 't' << 16 | ' ' << 24))
 		return pass(UC_COUNT_PASS_REQUEST);
 	r->len = udp_len;
+	at = r->cas ? UC_TEXT + 5 : UC_TEXT + 4;
+	len = take_key(r, at, &hash);
+	if (!len)
+		return pass(UC_COUNT_PASS_REQUEST);
+	fetch_set(hash);
 	if (!intact(ip, udp, r))
 		return pass(UC_COUNT_PASS_REQUEST);
 	r->now_ms = now_ms();
@@ -464,10 +472,6 @@ int cache(struct xdp_md *ctx)
 	if (r->now_ms >= *(volatile __u64 *)&c->serve_until_ms || r->global & UC_FLIGHT ||
 	    *(volatile __u32 *)&c->let_go != *(volatile __u32 *)&c->looked)
 		return pass(UC_COUNT_PASS_BLIND);
-	at = r->cas ? UC_TEXT + 5 : UC_TEXT + 4;
-	len = take_key(r, at, &hash);
-	if (!len)
-		return pass(UC_COUNT_PASS_REQUEST);
 	slot = find(r, at, len, hash, &why);
 	if (!slot) {
 		count(UC_COUNT_MISS);

@@ -379,6 +379,7 @@ static __always_inline __u32 plain(struct uc_conn *conn, __u32 len)
 	if (key_len == 0 || key_len > UC_KEY_MAX)
 		return 0;
 	hash = hash_end(hash, key_len);
+	fetch_set(hash);
 	at = 4 + key_len;
 	if (!get) {
 		if (conn->scratch[at & (UC_SCRATCH - 1)] != ' ')

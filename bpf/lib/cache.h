@@ -89,6 +89,16 @@ static __always_inline __u32 hash_which(__u64 hash)
 	return hash >> 62;
 }
 
+/* Has a key's set fetched, which the processor seldom has at hand, while there is something else to do. */
+static __always_inline void fetch_set(__u64 hash)
+{
+	__u32 index = hash_set(hash);
+	struct uc_set *set = bpf_map_lookup_elem(&sets, &index);
+
+	if (set)
+		(void)*(volatile __u64 *)&set->word[0];
+}
+
 /* The lower len bytes of a word, len less than 8. */
 static __always_inline __u64 low_bytes(__u64 word, __u32 len)
 {

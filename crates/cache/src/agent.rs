@@ -24,6 +24,7 @@ use underpass_abi::cache::{
 use underpass_datapath::attach::{Mode, interface_index};
 
 use crate::{
+    admission::Doorkeeper,
     hash,
     kernel::{Kernel, Sizes, now_ms, wait_for_programs},
     limit::MBIT,
@@ -110,6 +111,7 @@ pub struct Agent {
     in_grace: bool,
     counts: Counts,
     buffer: Box<[u8]>,
+    doorkeeper: Doorkeeper,
 }
 
 fn random() -> Result<u64> {
@@ -205,6 +207,7 @@ impl Agent {
         let pid = Pid::from_raw(memcached.pid).context("memcached's process number")?;
         let alive = rustix::process::pidfd_open(pid, PidfdFlags::empty()).context("watching memcached's process")?;
         let sizes = Sizes::of_budget(options.mib, options.ways as u32);
+        let doorkeeper = Doorkeeper::new(sizes.sets as usize * options.ways);
         let mut kernel = Kernel::load(settings(&options, &memcached)?, sizes)?;
         let reports = Rc::default();
         let rings = rings(&kernel, &reports)?;
@@ -244,6 +247,7 @@ impl Agent {
             in_grace: false,
             counts: Counts::default(),
             buffer: vec![0; BUFFER].into(),
+            doorkeeper,
         };
         agent.look_for_flush()?;
         agent.set_serving();
@@ -340,6 +344,10 @@ impl Agent {
             return;
         }
         if self.refused.get(&hash).is_some_and(|&until| now_ms() < until) || self.asked_keys.contains(key) {
+            return;
+        }
+        if self.table.is_full() && !self.doorkeeper.knows(hash) {
+            self.counts.not_admitted += 1;
             return;
         }
         let words = self.words(hash);

@@ -4,6 +4,7 @@
 //! a source is sent. The rest
 //! loads the kernel programs, fills the cache and shows what it does. `docs/cache.md` tells the whole story.
 
+pub mod admission;
 pub mod agent;
 pub mod cli;
 pub mod connection;

@@ -63,6 +63,8 @@ pub struct Counts {
     pub refused_no_slot: u64,
     /// Not installed: memcached refused.
     pub refused_error: u64,
+    /// Not asked: the cache is full, and the key was not missed before, not long ago.
+    pub not_admitted: u64,
     /// Not asked: too many were asked for already.
     pub dropped: u64,
     /// Connections to memcached that had to be made again.

@@ -103,6 +103,11 @@ impl Table {
         (all - self.free_pages.len(), all)
     }
 
+    /// Whether another item takes the place of one that is there.
+    pub fn is_full(&self) -> bool {
+        self.free_pages.is_empty()
+    }
+
     /// Slots that wait for program runs to end.
     pub fn waiting(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.quarantine)
