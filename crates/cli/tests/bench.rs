@@ -164,6 +164,44 @@ fn replicas_are_compared_with_memcached() {
 }
 
 #[test]
+fn memcached_is_compared_with_and_without_the_cache() {
+    let Some(_machine) = machine() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let line = "bench cache --seconds 0.3 --warmup 1 --rounds 1 --items 1000 --memory 4 --gets-per-set 30";
+    let report = results(line, folder.path());
+    let cells = report["cells"].as_array().unwrap();
+    assert_eq!(cells.len(), 3);
+    for cell in cells {
+        assert!(cell["rate"]["median"].as_f64().unwrap() > 0.0, "{cell}");
+        let hit_ratio = cell["hit_ratio"]["median"].as_f64().unwrap();
+        assert_eq!(hit_ratio > 0.0, cell["server"].as_str().unwrap().starts_with("cache"), "{cell}");
+    }
+    let bystanders = report["bystanders"].as_array().unwrap();
+    assert_eq!(bystanders.len(), 4);
+    for part in ["without", "program", "with"] {
+        assert!(bystanders.iter().all(|b| b[part]["median"].as_f64().unwrap() > 0.0), "{part}: {bystanders:?}");
+    }
+}
+
+#[test]
+fn the_cache_is_shown_and_judged_and_leaves_nothing() {
+    let Some(_machine) = machine() else { return };
+    let child = command("demo cache --seconds 0.5 --memory 4 --rounds 1")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let process = child.id();
+    let output = child.wait_with_output().unwrap();
+    let said = text(&output);
+    assert!(output.status.success(), "{said}");
+    for part in ["memcached -t 1", "cache of 4 MiB", "linearizable: one order", "Detached", "Nothing is left"] {
+        assert!(said.contains(part), "{part} is missing in\n{said}");
+    }
+    assert_eq!(left_of(process), Vec::<String>::new());
+}
+
+#[test]
 fn coordinators_are_weighed() {
     let Some(_machine) = machine() else { return };
     let folder = tempfile::tempdir().unwrap();
@@ -183,6 +221,8 @@ fn what_cannot_be_measured_is_refused_by_name() {
         ("bench ycsb --faults los=1%", "loss, duplicate"),
         ("bench ycsb --value-size 8", "16"),
         ("bench replica --outstanding 0", "--outstanding"),
+        ("bench cache --items 0", "--items must be 1 to"),
+        ("demo cache --rounds 0", "--rounds"),
         ("demo --items 0", "at least one item"),
         ("demo --clients 99", "1 to 8"),
     ] {
