@@ -770,6 +770,9 @@ fn lifetimes_end_in_the_kernel_as_they_do_in_memcached() {
     }
     // A flush that is to come.
     client.warm("s");
+    client.tcp(&[b"set unread 0 0 1\r\nx\r\n"], 1);
+    client.warm("unread");
+    assert!(client.get("unread") != b"END\r\n");
     client.tcp(&[b"flush_all 3\r\n"], 1);
     let start = Instant::now();
     let mut last_seen = Duration::ZERO;
@@ -780,6 +783,9 @@ fn lifetimes_end_in_the_kernel_as_they_do_in_memcached() {
         thread::sleep(Duration::from_millis(5));
     }
     assert!(last_seen > Duration::from_secs(1) && last_seen < Duration::from_millis(3500), "{last_seen:?}");
+    // Nobody was told meanwhile that this one is gone.
+    thread::sleep(Duration::from_secs(7).saturating_sub(start.elapsed()));
+    assert!(client.get("unread") == b"END\r\n", "served after the flush");
     attached.end();
 }
 
