@@ -1034,6 +1034,11 @@ fn it_follows_a_new_memcached_and_leaves_nothing_behind() {
     // Another one: what the first one had is gone.
     drop(server);
     let server = net.memcached("-t 1");
+    let until = Instant::now() + WAIT;
+    while net.client().get("k") != b"END\r\n" {
+        assert!(Instant::now() < until, "what the first one had is served");
+        thread::sleep(Duration::from_millis(10));
+    }
     announced(&mut out);
     assert_eq!(net.client().get("k"), b"END\r\n");
     fill();
