@@ -706,6 +706,13 @@ static __always_inline struct uc_conn *datagram(struct sock *sk, bool create)
 	return bpf_map_lookup_elem(&datagrams, &key);
 }
 
+/* Whether what memcached sends is the reply to the only command that it had. */
+static __always_inline bool replies(const struct uc_conn *conn)
+{
+	return conn->commands == 1 && conn->complete == conn->pending && conn->stream.mode != UC_MODE_LOST &&
+	       stream_at_boundary(&conn->stream);
+}
+
 /* Whether what this thread sends by the socket from now on is looked at before it leaves. */
 static __always_inline bool looked_at(struct sock *sk)
 {
@@ -753,6 +760,9 @@ static __always_inline void udp_receive(struct sock *sk, int got)
 	if (!bpf_probe_read_user(header, sizeof(header), (void *)SYSCALL_ARG2(regs)) && (header[4] || header[5] != 1))
 		return;
 	take(conn, regs, UC_FRAME, got);
+	/* With half a line behind it, memcached answers the read, but nobody can tell by which reply: in flight after all. */
+	if (conn->flags & UC_CONN_EARLY && !replies(conn))
+		harden(conn);
 }
 
 SEC("tp_btf/sock_recv_length")
@@ -793,13 +803,6 @@ static __always_inline __u8 first_of_reply(__u32 skip)
 		return 0;
 	}
 	return bpf_probe_read_user(&first, 1, (void *)at) ? 0 : first;
-}
-
-/* Whether what memcached sends is the reply to the only command that it had. */
-static __always_inline bool replies(const struct uc_conn *conn)
-{
-	return conn->commands == 1 && conn->complete == conn->pending && conn->stream.mode != UC_MODE_LOST &&
-	       stream_at_boundary(&conn->stream);
 }
 
 /*

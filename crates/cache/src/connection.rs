@@ -59,6 +59,10 @@ impl Connection {
         self.ended(emit);
         (self.stream.mode, self.stream.flags) = (UC_MODE_START as u8, 0);
         self.receive(Some(bytes), filled, emit);
+        // With half a line behind it, memcached answers the read, but nobody can tell by which reply.
+        if !self.replies() {
+            self.harden(emit);
+        }
         // There is nothing to find the way back in.
         self.line = false;
     }
@@ -110,9 +114,22 @@ impl Connection {
             }
             return;
         }
-        let whole = self.complete == self.pending.len() && stream::at_boundary(&self.stream);
-        if self.commands == 1 && whole && !self.lost() {
+        if self.replies() {
             self.end_complete(first == b'V', emit);
+        }
+    }
+
+    /// Whether what memcached sends is the reply to the only command that it had.
+    fn replies(&self) -> bool {
+        let whole = self.complete == self.pending.len() && stream::at_boundary(&self.stream);
+        self.commands == 1 && whole && !self.lost()
+    }
+
+    /// The read that was alone is not any more.
+    fn harden(&mut self, emit: &mut dyn FnMut(Change)) {
+        if std::mem::take(&mut self.read) {
+            let key = self.pending[0].clone();
+            emit(if self.early { Change::Begin(key) } else { Change::Harden(key) });
         }
     }
 
@@ -134,10 +151,7 @@ impl Connection {
     }
 
     fn obey(&mut self, event: Event, emit: &mut dyn FnMut(Change)) {
-        if std::mem::take(&mut self.read) {
-            let key = self.pending[0].clone();
-            emit(if self.early { Change::Begin(key) } else { Change::Harden(key) });
-        }
+        self.harden(emit);
         match event {
             Event::Read | Event::Write if self.pending.len() == UC_PENDING_MAX as usize => self.hold_all(emit),
             Event::Read | Event::Write => {

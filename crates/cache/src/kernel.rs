@@ -180,6 +180,8 @@ impl Kernel {
     pub fn detach(&mut self) {
         if let Some(link) = self.xdp_link.take() {
             link.detach();
+            // A run that has not looked at its word yet could miss a command that comes from here on.
+            let _ = wait_for_programs();
         }
         self.links.clear();
     }

@@ -95,7 +95,7 @@ enum Command {
     Get,
     /// Alone in a datagram, whose reply is looked at before it leaves: never in flight.
     DatagramGet,
-    /// One of several.
+    /// One of several, or in a datagram with anything behind it.
     PipelinedGet,
     /// A write on a connection that is not followed.
     Lost,

@@ -359,6 +359,32 @@ fn send(stream: &TcpStream, bytes: &[u8]) -> usize {
     sendmsg::<()>(stream.as_raw_fd(), &pieces, &[], MsgFlags::empty(), None).unwrap()
 }
 
+/// memcached sends the reply, and keeps what it has of the next line: the reply is not known to be the last of the datagram.
+#[test]
+fn a_read_with_half_a_line_behind_it_is_heeded() {
+    let Some(own) = Own::new() else { return };
+    let (server, client, to) = datagrams();
+    for (bytes, first) in [("get k\r\nx", "END\r\n"), ("get k\r\nset k2 0", "END\r\n"), ("get k\r\n", "END\r\n")] {
+        let before = own.word(b"k").load(Ordering::SeqCst);
+        client.send(&[FRAME, bytes.as_bytes()].concat()).unwrap();
+        server.recv_from(&mut [0; 64]).unwrap();
+        let pieces = [IoSlice::new(FRAME), IoSlice::new(first.as_bytes())];
+        sendmsg(server.as_raw_fd(), &pieces, &[], MsgFlags::empty(), Some(&to)).unwrap();
+        assert_ne!(own.word(b"k").load(Ordering::SeqCst), before, "{bytes:?} was answered by {first:?}");
+    }
+}
+
+fn datagrams() -> (UdpSocket, UdpSocket, SockaddrIn) {
+    let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+    client.connect(server.local_addr().unwrap()).unwrap();
+    let to = SockaddrIn::from(match client.local_addr().unwrap() {
+        SocketAddr::V4(addr) => addr,
+        SocketAddr::V6(_) => unreachable!("bound to an IPv4 address"),
+    });
+    (server, client, to)
+}
+
 const FRAME: &[u8] = b"\0\x07\0\0\0\x01\0\0";
 
 fn count(twin: &Twin, which: u32) -> u64 {
@@ -373,13 +399,7 @@ fn the_kernel_follows_datagrams_as_the_model_does() {
     let _alone = alone();
     let mut rng = StdRng::seed_from_u64(common::seed());
     let mut twin = twin();
-    let server = UdpSocket::bind("127.0.0.1:0").unwrap();
-    let client = UdpSocket::bind("127.0.0.1:0").unwrap();
-    client.connect(server.local_addr().unwrap()).unwrap();
-    let to = SockaddrIn::from(match client.local_addr().unwrap() {
-        SocketAddr::V4(addr) => addr,
-        SocketAddr::V6(_) => unreachable!("bound to an IPv4 address"),
-    });
+    let (server, client, to) = datagrams();
     let mut pure = Connection::of_datagrams();
     for round in 0..common::count(3000) {
         let bytes = stream(&mut rng);
