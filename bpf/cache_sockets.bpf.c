@@ -177,6 +177,21 @@ static __always_inline void global_begin(void)
 		__sync_fetch_and_add(&c->global, UC_GENERATION + UC_WRITE);
 }
 
+/* Without room for the notice the agent looks within its pause. A global function: the verifier looks at it once. */
+__noinline int wake_agent(void)
+{
+	struct uc_report *out = bpf_ringbuf_reserve(&notices, sizeof(*out), 0);
+
+	if (!out)
+		return 0;
+	out->hash = 0;
+	out->number = 0;
+	out->notice = UC_NOTICE_LET_GO;
+	out->key_len = 0;
+	bpf_ringbuf_submit(out, BPF_RB_FORCE_WAKEUP);
+	return 0;
+}
+
 static __always_inline void global_end(void)
 {
 	struct uc_control *c = the_control();
@@ -185,6 +200,7 @@ static __always_inline void global_end(void)
 		return;
 	__sync_fetch_and_add(&c->let_go, 1);
 	__sync_fetch_and_add(&c->global, -UC_WRITE);
+	wake_agent();
 }
 
 /* The global word for a connection: held once, whatever the reasons. */

@@ -236,6 +236,8 @@ struct uc_datagrams {
 
 enum uc_notice {
 	UC_NOTICE_MISS = 0,
+	UC_NOTICE_LET_GO =
+		2, /* the global word was: nothing is served until the agent has looked for flushes that are to come */
 	UC_NOTICE_FLUSH = 1, /* the global word is held until the agent lets go */
 };
 

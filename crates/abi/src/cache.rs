@@ -435,6 +435,7 @@ const _: () = {
     ][::core::mem::offset_of!(uc_datagrams, thread) - 8usize];
 };
 pub const UC_NOTICE_MISS: uc_notice = 0;
+pub const UC_NOTICE_LET_GO: uc_notice = 2;
 pub const UC_NOTICE_FLUSH: uc_notice = 1;
 pub type uc_notice = ::core::ffi::c_uint;
 #[repr(C)]

@@ -18,8 +18,8 @@ use anyhow::{Context, Result, bail};
 use libbpf_rs::{RingBuffer, RingBufferBuilder};
 use rustix::process::{Pid, PidfdFlags};
 use underpass_abi::cache::{
-    UC_ADDRESSES, UC_COUNT_OTHER, UC_GENERATION, UC_KEY_MAX, UC_NOTICE_FLUSH, UC_WRITE, uc_prefix, uc_report,
-    uc_settings,
+    UC_ADDRESSES, UC_COUNT_OTHER, UC_GENERATION, UC_KEY_MAX, UC_NOTICE_FLUSH, UC_NOTICE_LET_GO, UC_WRITE, uc_prefix,
+    uc_report, uc_settings,
 };
 use underpass_datapath::attach::{Mode, interface_index};
 
@@ -312,6 +312,8 @@ impl Agent {
         for report in &reports {
             match report.notice {
                 UC_NOTICE_FLUSH => self.flush_later(report.hash, report.number),
+                // It has woken this up.
+                UC_NOTICE_LET_GO => {}
                 _ => self.ask(&report.key[..(report.key_len.min(UC_KEY_MAX)) as usize]),
             }
         }
