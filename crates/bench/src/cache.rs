@@ -12,7 +12,7 @@ use std::{
     process::Command,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -35,6 +35,7 @@ use crate::{
     netns::{self, Netns},
     process::{self, Daemon, Directory, STOP},
     report::{self, Machine, Ratio, Spread, Table},
+    worker::Worker,
     workload::{Items, Popularity, key},
 };
 
@@ -53,6 +54,9 @@ const CONNECTIONS: usize = 16;
 const PIPELINE: usize = 16;
 /// Bytes of memcached's UDP receive buffer: a frame takes a page and more.
 const RECEIVE_BUFFER: usize = 4 << 20;
+
+/// Microseconds for which a device gathers frames: within what network cards do by themselves.
+pub const COALESCE_US: u64 = 0;
 
 /// Options of `underpass bench cache`.
 #[derive(Clone, Debug, Args)]
@@ -78,6 +82,9 @@ pub struct CacheArgs {
     /// Sizes of the cache to measure, in MiB
     #[arg(long, value_delimiter = ',', default_values_t = [6, 16, 64])]
     pub memory: Vec<u32>,
+    /// Microseconds for which a device gathers frames before it interrupts, as network cards do, at both ends; 0: none
+    #[arg(long, default_value_t = COALESCE_US)]
+    pub coalesce: u64,
     /// Items that a set of the cache holds; several to compare
     #[arg(long, value_delimiter = ',', default_values_t = [4])]
     pub ways: Vec<u32>,
@@ -381,12 +388,17 @@ impl Running {
     }
 
     /// Gives each side's receive work a thread on its core: once all programs are attached.
-    fn pin_receivers(&mut self) -> Result<()> {
+    fn pin_receivers(&mut self, coalesce: u64) -> Result<()> {
         for (host, device, core) in
             [(&self.server, &self.device, SERVER_CORE), (&self.client, &self.client_device, LOAD_CORE)]
         {
             host.write_device(device, "threaded", "1")?;
             cpu::pin(cpu::napi_thread(device)?, core)?;
+            if coalesce > 0 {
+                // Having received something, it looks again after so long, and is not interrupted before.
+                host.write_device(device, "gro_flush_timeout", &(coalesce * 1000).to_string())?;
+                host.write_device(device, "napi_defer_hard_irqs", "1")?;
+            }
         }
         self.meter = self.new_meter()?;
         Ok(())
@@ -405,13 +417,8 @@ impl Running {
         self.server.apply(&mut command);
         cpu::pin_command(&mut command, SERVER_CORE)?;
         let log = self.directory.path.join("cache.log");
-        let mut cache = Daemon::start("the cache", command, log.clone())?;
-        let until = Instant::now() + STOP;
-        while !fs::read_to_string(&log)?.lines().any(|line| line.starts_with("attached")) {
-            cache.check()?;
-            ensure!(Instant::now() < until, "the cache does not attach; it said:\n{}", cache.said());
-            process::sleep(Duration::from_millis(10))?;
-        }
+        let mut cache = Daemon::start("the cache", command, log)?;
+        cache.wait_for_line("attached", STOP)?;
         self.cache = Some(cache);
         Ok(())
     }
@@ -507,59 +514,41 @@ fn exchange(stream: &mut TcpStream, out: &[u8], answer: usize) -> Result<()> {
 
 /// Writes a share of what is read, over TCP, until it is dropped.
 struct Setter {
-    stop: Arc<AtomicBool>,
     /// How many are owed in all; how many were done.
     owed: Arc<AtomicU64>,
     done: Arc<AtomicU64>,
-    thread: Option<thread::JoinHandle<Result<()>>>,
+    worker: Worker,
 }
 
 impl Setter {
-    fn start(mut streams: Vec<TcpStream>, dataset: Arc<Dataset>, items: Items, seed: u64) -> Self {
-        let (stop, owed, done) =
-            (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
-        let thread = thread::spawn({
-            let (stop, owed, done) = (stop.clone(), owed.clone(), done.clone());
-            move || {
-                cpu::pin(0, LOAD_CORE)?;
-                let mut random = SmallRng::seed_from_u64(seed);
-                let mut out = Vec::new();
-                while !stop.load(Ordering::Relaxed) {
-                    let count = owed.load(Ordering::Relaxed).saturating_sub(done.load(Ordering::Relaxed));
-                    let count = streams.len().min(count as usize);
-                    if count == 0 {
-                        thread::sleep(Duration::from_micros(200));
-                        continue;
-                    }
-                    for stream in &mut streams[..count] {
-                        out.clear();
-                        dataset.store(items.draw(&mut random), &mut out);
-                        stream.write_all(&out)?;
-                    }
-                    for stream in &mut streams[..count] {
-                        exchange(stream, b"", b"STORED\r\n".len())?;
-                    }
-                    done.fetch_add(count as u64, Ordering::Relaxed);
+    fn start(mut streams: Vec<TcpStream>, dataset: Arc<Dataset>, items: Items, seed: u64) -> Result<Self> {
+        let (owed, done) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
+        let counts = (owed.clone(), done.clone());
+        let worker = Worker::start("setter", move |stop| {
+            let (owed, done) = counts;
+            cpu::pin(0, LOAD_CORE)?;
+            let mut random = SmallRng::seed_from_u64(seed);
+            let mut out = Vec::new();
+            while !stop.is_set() {
+                let count = owed.load(Ordering::Relaxed).saturating_sub(done.load(Ordering::Relaxed));
+                let count = streams.len().min(count as usize);
+                if count == 0 {
+                    thread::sleep(Duration::from_micros(200));
+                    continue;
                 }
-                Ok(())
+                for stream in &mut streams[..count] {
+                    out.clear();
+                    dataset.store(items.draw(&mut random), &mut out);
+                    stream.write_all(&out)?;
+                }
+                for stream in &mut streams[..count] {
+                    exchange(stream, b"", b"STORED\r\n".len())?;
+                }
+                done.fetch_add(count as u64, Ordering::Relaxed);
             }
-        });
-        Self { stop, owed, done, thread: Some(thread) }
-    }
-
-    fn finish(&mut self) -> Result<()> {
-        self.stop.store(true, Ordering::Relaxed);
-        match self.thread.take() {
-            Some(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-            None => Ok(()),
-        }
-    }
-}
-
-impl Drop for Setter {
-    fn drop(&mut self) {
-        // After `finish` there is nothing left; else something failed already.
-        let _ = self.finish();
+            Ok(())
+        })?;
+        Ok(Self { owed, done, worker })
     }
 }
 
@@ -599,11 +588,11 @@ fn measure(
         None => Some(attach_pass(&running.server, &running.device)?),
         Some(_) => None,
     };
-    running.pin_receivers()?;
+    running.pin_receivers(args.coalesce)?;
     // The sink goes before the generator beside it.
     cpu::prefer(cpu::napi_thread(&running.client_device)?)?;
     let connections = (0..CONNECTIONS).map(|_| running.connect()).collect::<Result<_>>()?;
-    let mut setter = Setter::start(connections, dataset.clone(), items(), args.seed + 1);
+    let setter = Setter::start(connections, dataset.clone(), items(), args.seed + 1)?;
 
     let length = Duration::from_secs_f64(args.seconds);
     let start = load.counts();
@@ -631,7 +620,7 @@ fn measure(
     run_for(length.div_f64(2.0), &load, &setter, 0, &before)?;
     sending.stop()?;
     let timed = load.counts().since(&before);
-    setter.finish()?;
+    setter.worker.stop()?;
     load.detach();
     running.stop()?;
     let answers = counts.answers as f64;
@@ -737,7 +726,7 @@ fn bystand(args: &CacheArgs, dataset: &Dataset, running: &mut Running, other: Ot
 fn bystanders(args: &CacheArgs, dataset: &Dataset) -> Result<Vec<Bystander>> {
     let mut running = Running::start(args, Contender { threads: 1, cache: None })?;
     running.fill(dataset)?;
-    running.pin_receivers()?;
+    running.pin_receivers(args.coalesce)?;
     cpu::pin(0, LOAD_CORE)?;
     let mut results = Vec::new();
     for other in Other::ALL {

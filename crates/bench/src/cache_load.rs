@@ -4,11 +4,7 @@ use std::{
     mem::MaybeUninit,
     net::SocketAddrV4,
     os::fd::{AsFd, OwnedFd},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread,
+    sync::Arc,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -19,9 +15,9 @@ use libbpf_rs::{
 use rand::{SeedableRng, rngs::SmallRng};
 
 use crate::{
-    cpu,
-    load::{Macs, attach_xdp, checksum, generate, sum_words},
+    load::{Macs, Runs, attach_xdp, checksum, keep_generating, sum_words},
     netns::Netns,
+    worker::Worker,
     workload::Items,
 };
 
@@ -222,7 +218,7 @@ impl CacheLoad {
     ///
     /// # Errors
     /// When the generator cannot run.
-    pub fn start(&mut self, core: usize, rate: Option<f64>) -> Result<Sending> {
+    pub fn start(&mut self, core: usize, rate: Option<f64>) -> Result<Worker> {
         let shared = self.shared();
         // SAFETY: the mapped .bss; no program runs.
         unsafe {
@@ -230,58 +226,15 @@ impl CacheLoad {
             (&raw mut (*shared).cache_load_settings.interval_ns).write_volatile(interval);
             (&raw mut (*shared).cache_load_sent.due_ns).write_volatile(0);
         }
-        let program = self.skeleton.progs.cache_load_generate.as_fd().try_clone_to_owned()?;
-        let (netns, device) = (self.netns.clone(), self.device_index);
-        let stop = Arc::new(AtomicBool::new(false));
-        let thread = thread::Builder::new().name("cache-load".into()).spawn({
-            let stop = stop.clone();
-            move || {
-                netns.enter()?;
-                cpu::pin(0, core)?;
-                while !stop.load(Ordering::Relaxed) {
-                    // About a tenth of a second; less would go by in waiting for what ends a run of the kernel's.
-                    generate(program.as_fd(), device, FRAME_MAX as u32, 1 << 20)?;
-                }
-                Ok(())
-            }
-        })?;
-        Ok(Sending { stop, thread: Some(thread) })
+        // About a tenth of a second in the kernel at a time; less would go by in waiting for what ends a run of the kernel's.
+        let runs = Runs { frame_len: FRAME_MAX as u32, count: 1 << 20 };
+        let program = self.skeleton.progs.cache_load_generate.as_fd();
+        keep_generating(program, self.netns.clone(), self.device_index, core, runs)
     }
 
     /// Detaches the sink.
     pub fn detach(&mut self) {
         self.link = None;
-    }
-}
-
-/// The generator at work.
-pub struct Sending {
-    stop: Arc<AtomicBool>,
-    thread: Option<thread::JoinHandle<Result<()>>>,
-}
-
-impl Sending {
-    /// Ends it and waits until it has.
-    ///
-    /// # Errors
-    /// Why it ended before, if it did.
-    pub fn stop(mut self) -> Result<()> {
-        self.end()
-    }
-
-    fn end(&mut self) -> Result<()> {
-        self.stop.store(true, Ordering::Relaxed);
-        match self.thread.take() {
-            Some(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-            None => Ok(()),
-        }
-    }
-}
-
-impl Drop for Sending {
-    fn drop(&mut self) {
-        // Whoever drops it without `stop` is failing already and says why.
-        let _ = self.end();
     }
 }
 

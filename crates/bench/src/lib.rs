@@ -22,5 +22,6 @@ pub mod process;
 pub mod replica;
 pub mod report;
 pub mod system;
+pub mod worker;
 pub mod workload;
 pub mod ycsb;

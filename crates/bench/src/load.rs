@@ -5,10 +5,7 @@ use std::{
     mem::MaybeUninit,
     net::Ipv4Addr,
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -25,6 +22,7 @@ use underpass_protocol::wire::{Endpoint, HEADER_LEN, Header, MEMBERS_MAX, Op, Re
 use crate::{
     cpu,
     netns::Netns,
+    worker::Worker,
     workload::{Items, Workload},
 };
 
@@ -361,11 +359,11 @@ impl Load {
     ///
     /// # Errors
     /// When the generator cannot run.
-    pub fn start(&mut self, core: usize) -> Result<Sending> {
+    pub fn start(&mut self, core: usize) -> Result<Worker> {
         self.start_as(core, false)
     }
 
-    fn start_as(&mut self, core: usize, drain: bool) -> Result<Sending> {
+    fn start_as(&mut self, core: usize, drain: bool) -> Result<Worker> {
         ensure!(self.workload.is_some() && !self.sessions.is_empty(), "the load has no workload or no sessions");
         self.update(|settings| settings.drain = drain.into());
         // After a drain nothing is under way: what still seems so is lost, and must not narrow the window.
@@ -380,23 +378,9 @@ impl Load {
             (&raw mut (*shared).load_sent.due).write_volatile(0);
             (*shared).load_settings.frame_len
         };
-        let program = self.skeleton.progs.load_generate.as_fd().try_clone_to_owned()?;
-        let netns = self.netns.clone();
-        let device = self.device_index;
-        let stop = Arc::new(AtomicBool::new(false));
-        let thread = thread::Builder::new().name("load".into()).spawn({
-            let stop = stop.clone();
-            move || {
-                netns.enter()?;
-                cpu::pin(0, core)?;
-                while !stop.load(Ordering::Relaxed) {
-                    // About a tenth of a second, after which it looks whether to stop.
-                    generate(program.as_fd(), device, frame_len, 1 << 18)?;
-                }
-                Ok(())
-            }
-        })?;
-        Ok(Sending { stop, thread: Some(thread) })
+        // About a tenth of a second in the kernel at a time.
+        let runs = Runs { frame_len, count: 1 << 18 };
+        keep_generating(self.skeleton.progs.load_generate.as_fd(), self.netns.clone(), self.device_index, core, runs)
     }
 
     /// Frames that may be under way still.
@@ -464,42 +448,6 @@ impl Load {
     /// Detaches the sink.
     pub fn detach(&mut self) {
         self.link = None;
-    }
-}
-
-/// The generator at work.
-pub struct Sending {
-    stop: Arc<AtomicBool>,
-    thread: Option<thread::JoinHandle<Result<()>>>,
-}
-
-impl Sending {
-    /// Ends it and waits until it has.
-    ///
-    /// # Errors
-    /// Why it ended before, if it did.
-    pub fn stop(mut self) -> Result<()> {
-        self.end()
-    }
-
-    /// Whether it ended by itself: it failed.
-    pub fn failed(&self) -> bool {
-        self.thread.as_ref().is_none_or(|thread| thread.is_finished())
-    }
-
-    fn end(&mut self) -> Result<()> {
-        self.stop.store(true, Ordering::Relaxed);
-        match self.thread.take() {
-            Some(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-            None => Ok(()),
-        }
-    }
-}
-
-impl Drop for Sending {
-    fn drop(&mut self) {
-        // Whoever drops it without `stop` is failing already and says why.
-        let _ = self.end();
     }
 }
 
@@ -608,9 +556,40 @@ pub(crate) fn attach_xdp(netns: &Netns, program: BorrowedFd<'_>, device: u32) ->
     })
 }
 
-/// Has the kernel make `count` frames of `frame_len` bytes and run the program on each, as if received by the device of
-/// this number in the calling thread's namespace.
-pub(crate) fn generate(program: BorrowedFd<'_>, device: u32, frame_len: u32, count: u32) -> Result<()> {
+/// Frames that the kernel makes at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Runs {
+    /// Bytes of each.
+    pub frame_len: u32,
+    /// How many.
+    pub count: u32,
+}
+
+/// Generates on this core, as if received by the device of this number in the namespace, until it is told to stop.
+///
+/// # Errors
+/// When there can be no more threads or descriptors.
+pub(crate) fn keep_generating(
+    program: BorrowedFd<'_>,
+    netns: Arc<Netns>,
+    device: u32,
+    core: usize,
+    runs: Runs,
+) -> Result<Worker> {
+    let program = program.try_clone_to_owned()?;
+    Worker::start("load", move |stop| {
+        netns.enter()?;
+        cpu::pin(0, core)?;
+        while !stop.is_set() {
+            generate(program.as_fd(), device, runs)?;
+        }
+        Ok(())
+    })
+}
+
+/// Has the kernel make these frames and run the program on each, as if received by the device of this number in the
+/// calling thread's namespace.
+fn generate(program: BorrowedFd<'_>, device: u32, Runs { frame_len, count }: Runs) -> Result<()> {
     let frame = vec![0u8; frame_len as usize];
     let context = libbpf_sys::xdp_md { data_end: frame_len, ingress_ifindex: device, ..libbpf_sys::xdp_md::default() };
     let mut options = bpf_test_run_opts {

@@ -211,8 +211,23 @@ impl Daemon {
     /// # Errors
     /// When it ends or takes longer.
     pub fn wait_for(&mut self, file: &Path, length: Duration) -> Result<()> {
+        self.wait_until(length, |_| file.exists())
+    }
+
+    /// Waits until it says a line that begins so.
+    ///
+    /// # Errors
+    /// When it ends or takes longer.
+    pub fn wait_for_line(&mut self, begins: &str, length: Duration) -> Result<()> {
+        self.wait_until(length, |daemon| {
+            let text = fs::read_to_string(&daemon.log).unwrap_or_default();
+            text.lines().any(|line| line.starts_with(begins))
+        })
+    }
+
+    fn wait_until(&mut self, length: Duration, ready: impl Fn(&Self) -> bool) -> Result<()> {
         let until = Instant::now() + length;
-        while !file.exists() {
+        while !ready(self) {
             self.check()?;
             check_interrupt()?;
             ensure!(Instant::now() < until, "{} does not come up; it said:\n{}", self.name, self.said());
@@ -277,6 +292,12 @@ mod tests {
         good.wait_for(&ready, Duration::from_secs(5)).unwrap();
         good.check().unwrap();
         good.stop(Duration::from_secs(5)).unwrap();
+
+        let mut talking = daemon("echo first; echo second line; exec sleep 60", &directory);
+        talking.wait_for_line("second", Duration::from_secs(5)).unwrap();
+        let error = talking.wait_for_line("third", Duration::from_millis(50)).unwrap_err().to_string();
+        assert!(error.contains("second line"), "{error}");
+        talking.crash().unwrap();
 
         let mut failing = daemon("echo the reason; exit 3", &directory);
         let error = failing.wait_for(&path.join("never"), Duration::from_secs(5)).unwrap_err().to_string();

@@ -51,6 +51,7 @@ pub fn run(args: &CacheDemoArgs) -> Result<()> {
         workload: Popularity::Zipf(0.99),
         gets_per_set: vec![30],
         memory: vec![args.memory],
+        coalesce: cache::COALESCE_US,
         ways: vec![4],
         part: cache::Part::Gets,
         seed: 1,

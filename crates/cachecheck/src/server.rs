@@ -1,7 +1,6 @@
 //! memcached, alone or with the cache in front of it, on a host of a rack.
 
 use std::{
-    fs,
     net::{Ipv4Addr, SocketAddrV4, TcpStream},
     path::PathBuf,
     time::{Duration, Instant},
@@ -77,12 +76,7 @@ impl Server {
         command.args(["cache", "attach", "--dev", &self.host.ifname, "--memcached"]);
         command.arg(self.address().to_string()).args(arguments);
         let mut cache = Daemon::start(format!("the cache on {}", self.host.name), command, self.log.clone())?;
-        let until = Instant::now() + START;
-        while !fs::read_to_string(&self.log)?.lines().any(|line| line.starts_with("attached")) {
-            cache.check()?;
-            ensure!(Instant::now() < until, "{} does not attach; it said:\n{}", cache.name(), cache.said());
-            process::sleep(Duration::from_millis(20))?;
-        }
+        cache.wait_for_line("attached", START)?;
         self.cache = Some(cache);
         Ok(())
     }
