@@ -33,19 +33,6 @@ _Static_assert(TICK_SHIFT == UC_TICK_SHIFT, "the agent and the clock agree");
 #define UC_REPORT_MS 20
 #define UC_RECENT 4096
 
-/* The agent sets max_entries before loading. */
-struct uc_page {
-	__u8 bytes[UC_PAGE];
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, __u32);
-	__type(value, struct uc_page);
-} pages SEC(".maps");
-
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 20);
@@ -105,17 +92,6 @@ static __always_inline int pass(__u32 counter)
 	return XDP_PASS;
 }
 
-static __always_inline struct uc_slot *slot_of(__u32 place)
-{
-	__u32 page = place >> UC_UNIT_BITS;
-	__u32 at = (place & ((1 << UC_UNIT_BITS) - 1)) * UC_UNIT;
-	struct uc_page *bytes = bpf_map_lookup_elem(&pages, &page);
-
-	if (!bytes || at > UC_PAGE - UC_SLOT_MAX)
-		return NULL;
-	return (struct uc_slot *)(bytes->bytes + at);
-}
-
 /* Whether the slot's key is the request's. */
 static __always_inline bool same_key(const struct uc_slot *slot, const struct uc_request *r, __u32 at, __u32 len)
 {
@@ -158,7 +134,7 @@ static __always_inline void report(const struct uc_request *r, __u32 at, __u32 l
 		return;
 	}
 	out->hash = hash;
-	out->number = 0;
+	out->number = r->cas;
 	out->notice = UC_NOTICE_MISS;
 	out->key_len = len;
 	for (__u32 i = 0; i < UC_KEY_WORDS; i++) {
@@ -185,7 +161,7 @@ static __always_inline struct uc_slot *find(struct uc_request *r, __u32 at, __u3
 	/* This load is where a hit takes place. */
 	word = *(volatile __u64 *)&set->word[hash_which(hash)];
 	for (int i = 0; i < UC_WAYS; i++) {
-		__u64 way = *(volatile __u64 *)&set->way[i];
+		__u64 way = *(volatile __u64 *)&set->way[i], changed;
 		struct uc_slot *slot;
 
 		if (way >> 32 != tag || !(__u32)way)
@@ -193,7 +169,10 @@ static __always_inline struct uc_slot *find(struct uc_request *r, __u32 at, __u3
 		slot = slot_of(way);
 		if (!slot || !same_key(slot, r, at, len))
 			continue;
-		if (slot->word != word || slot->global != r->global) {
+		/* One comparison, which the verifier follows once: the words, and a number for those who ask for it. */
+		changed = (slot->word ^ word) | (slot->global ^ r->global) | (r->cas & !slot->cas_len);
+		barrier_var(changed);
+		if (changed) {
 			*why = word & UC_FLIGHT ? UC_COUNT_MISS_FLIGHT : UC_COUNT_MISS_CHANGED;
 			continue;
 		}
@@ -253,7 +232,7 @@ static __always_inline __u32 put_item(struct xdp_md *ctx, struct uc_slot *slot, 
 	__u32 head = slot->head_len, tail = slot->tail_len, cas = slot->cas_len, sum;
 	__u8 *bytes = (__u8 *)(slot + 1);
 
-	if (!within(head, UC_HEAD_MAX) || !within(tail, UC_ANSWER_MAX) || !within(cas, sizeof(slot->cas)))
+	if (!within(head, UC_HEAD_MAX) || !within(tail, UC_ANSWER_MAX))
 		return 0;
 	sum = add_sum(slot->head_sum, 0, 0);
 	if (!with_cas) {
@@ -261,6 +240,8 @@ static __always_inline __u32 put_item(struct xdp_md *ctx, struct uc_slot *slot, 
 			return 0;
 		return add_sum(sum, head, slot->tail_sum);
 	}
+	if (!within(cas, sizeof(slot->cas)))
+		return 0;
 	if (bpf_xdp_store_bytes(ctx, out, bytes, head) || bpf_xdp_store_bytes(ctx, out + head, slot->cas, cas) ||
 	    bpf_xdp_store_bytes(ctx, out + head + cas, bytes + head, tail))
 		return 0;

@@ -115,14 +115,6 @@ struct {
 	__type(value, struct uc_conn);
 } datagrams SEC(".maps");
 
-/* The UDP socket that a thread of memcached received from last. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 256);
-	__type(key, __u64);
-	__type(value, __u64);
-} asked SEC(".maps");
-
 /* A fresh connection: too large for the stack. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -136,6 +128,11 @@ struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 14);
 } notices SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 18);
+} stored SEC(".maps");
 
 /* --- Words --- */
 
@@ -177,19 +174,19 @@ static __always_inline void global_begin(void)
 		__sync_fetch_and_add(&c->global, UC_GENERATION + UC_WRITE);
 }
 
-/* Without room for the notice the agent looks within its pause. A global function: the verifier looks at it once. */
-__noinline int wake_agent(void)
+/* False: there is no room for it. A global function: the verifier looks at it once. */
+__noinline bool tell_agent(__u32 notice, __u64 number)
 {
 	struct uc_report *out = bpf_ringbuf_reserve(&notices, sizeof(*out), 0);
 
 	if (!out)
-		return 0;
-	out->hash = 0;
-	out->number = 0;
-	out->notice = UC_NOTICE_LET_GO;
+		return false;
+	out->hash = bpf_ktime_get_ns() / 1000000;
+	out->number = number;
+	out->notice = notice;
 	out->key_len = 0;
 	bpf_ringbuf_submit(out, BPF_RB_FORCE_WAKEUP);
-	return 0;
+	return true;
 }
 
 static __always_inline void global_end(void)
@@ -200,7 +197,8 @@ static __always_inline void global_end(void)
 		return;
 	__sync_fetch_and_add(&c->let_go, 1);
 	__sync_fetch_and_add(&c->global, -UC_WRITE);
-	wake_agent();
+	/* Without room for the notice it looks within its pause. */
+	tell_agent(UC_NOTICE_LET_GO, 0);
 }
 
 /* The global word for a connection: held once, whatever the reasons. */
@@ -234,6 +232,12 @@ static __noinline __u32 key_word(const struct uc_stream *s)
 	return hash_set(hash) * UC_SET_WORDS + hash_which(hash);
 }
 
+static __always_inline void overflow(struct uc_conn *conn)
+{
+	count(UC_COUNT_OVERFLOW);
+	hold_global(conn);
+}
+
 /* The read that was alone is not any more: in flight like everything else. */
 static __always_inline void harden(struct uc_conn *conn)
 {
@@ -244,8 +248,7 @@ static __always_inline void harden(struct uc_conn *conn)
 		word_add(conn->words[0], UC_GENERATION + UC_WRITE - UC_READ);
 	} else if (!word_begin(conn->words[0], false)) {
 		conn->pending = conn->complete = 0;
-		count(UC_COUNT_OVERFLOW);
-		hold_global(conn);
+		overflow(conn);
 	}
 }
 
@@ -257,29 +260,13 @@ static __always_inline void add(struct uc_conn *conn, __u32 which, bool read)
 	pending = conn->pending;
 	read = read && pending == 0 && conn->commands == 0;
 	if (pending >= UC_PENDING_MAX || (!(read && conn->flags & UC_CONN_EARLY) && !word_begin(which, read))) {
-		count(UC_COUNT_OVERFLOW);
-		hold_global(conn);
+		overflow(conn);
 		return;
 	}
 	if (read)
 		conn->flags |= UC_CONN_READ;
 	conn->words[pending & (UC_PENDING_MAX - 1)] = which;
 	conn->pending = pending + 1;
-}
-
-static __always_inline void notify_flush(__u64 number)
-{
-	struct uc_report *out = bpf_ringbuf_reserve(&notices, sizeof(*out), 0);
-
-	/* Held for the agent. Without room for the notice it stays so. */
-	global_begin();
-	if (!out)
-		return;
-	out->hash = bpf_ktime_get_ns() / 1000000;
-	out->number = number;
-	out->notice = UC_NOTICE_FLUSH;
-	out->key_len = 0;
-	bpf_ringbuf_submit(out, BPF_RB_FORCE_WAKEUP);
 }
 
 static __always_inline void obey(struct uc_conn *conn, __u32 event)
@@ -308,8 +295,11 @@ static __always_inline void obey(struct uc_conn *conn, __u32 event)
 		return;
 	case UC_EVENT_FLUSH:
 		count(UC_COUNT_FLUSH);
-		if (conn->stream.number)
-			notify_flush(conn->stream.number);
+		if (conn->stream.number) {
+			/* Held for the agent. Without room for the notice it stays so. */
+			global_begin();
+			tell_agent(UC_NOTICE_FLUSH, conn->stream.number);
+		}
 		break;
 	case UC_EVENT_FORGET:
 		count(UC_COUNT_FORGET);
@@ -331,6 +321,16 @@ struct uc_feed {
 	__u32 len; /* of scratch */
 };
 
+/* `set KEY FLAGS TIME LENGTH`, at the beginning of scratch. */
+struct uc_line {
+	__u64 hash;
+	__u64 value; /* where it begins, in memcached's memory */
+	__u32 key_len;
+	__u32 flags;
+	__u32 seconds;
+	__u32 len;
+};
+
 /* After each step: whether memcached has all of a command. */
 static __always_inline void completed(struct uc_conn *conn)
 {
@@ -339,6 +339,32 @@ static __always_inline void completed(struct uc_conn *conn)
 	conn->complete = conn->pending;
 	if (conn->commands < 2)
 		conn->commands++;
+}
+
+/* The length of the key behind "get " or "set " in scratch, and its hash; 0: there is none. A global function, too. */
+__noinline __u32 plain_key(const struct uc_conn *conn, __u64 *out)
+{
+	__u64 hash = settings.secret[0];
+
+	if (!conn || !out)
+		return 0;
+	for (__u32 i = 0; i < UC_KEY_ROOM / 8; i++) {
+		__u64 word = *(const __u64 *)(conn->scratch + 4 + 8 * i);
+		/* The first byte below 0x21. */
+		__u64 low = (word - 0x2121212121212121ULL) & ~word & 0x8080808080808080ULL;
+
+		if (low) {
+			__u32 bytes = (((low & -low) - 1) & 0x0101010101010101ULL) * 0x0101010101010101ULL >> 56;
+
+			bytes = (bytes - 1) & 7;
+			if (bytes)
+				hash = hash_word(hash, low_bytes(word, bytes));
+			*out = hash_end(hash, 8 * i + bytes);
+			return 8 * i + bytes;
+		}
+		hash = hash_word(hash, word);
+	}
+	return 0;
 }
 
 /*
@@ -363,38 +389,80 @@ __noinline __u64 plain_number(const struct uc_conn *conn, __u32 at)
 }
 
 /*
+ * Gives the agent what a set is to store, if its key is one that is read from here, and no other command that may change it
+ * is in hand. It is not worth it for others. A global function: the verifier looks at it once.
+ */
+__noinline bool give(const struct uc_conn *conn, const struct uc_line *line)
+{
+	struct uc_control *c = the_control();
+	struct uc_slot *slot = NULL;
+	struct uc_stored *out;
+	struct uc_set *set;
+	__u64 word, global;
+	__u32 index, len;
+
+	if (!conn || !line || !c)
+		return false;
+	index = hash_set(line->hash);
+	set = bpf_map_lookup_elem(&sets, &index);
+	if (!set)
+		return false;
+	for (int i = 0; i < UC_WAYS && !slot; i++) {
+		__u64 way = *(volatile __u64 *)&set->way[i];
+
+		if (way >> 32 == hash_tag(line->hash) && (__u32)way)
+			slot = slot_of(way);
+	}
+	if (!slot || !slot->used)
+		return false;
+	/* As when memcached is asked: both words, before it obeys. One command in hand is this one. */
+	word = *(volatile __u64 *)&set->word[hash_which(line->hash)];
+	global = *(volatile __u64 *)&c->global;
+	if ((word & UC_WRITES) != UC_WRITE || global & UC_FLIGHT)
+		return false;
+	len = line->len;
+	barrier_var(len);
+	if (len > UC_ANSWER_MAX)
+		return false;
+	out = bpf_ringbuf_reserve(&stored, sizeof(*out), 0);
+	if (!out)
+		return false;
+	barrier_var(len);
+	if (bpf_probe_read_user(out->value, len, (void *)line->value)) {
+		bpf_ringbuf_discard(out, 0);
+		return false;
+	}
+	out->word = (word & ~UC_READS) - UC_WRITE;
+	out->global = global;
+	out->at_ms = bpf_ktime_get_ns() / 1000000;
+	out->flags = line->flags;
+	out->seconds = line->seconds;
+	out->key_len = line->key_len;
+	out->len = len;
+	for (__u32 i = 0; i < UC_KEY_ROOM / 8; i++)
+		*(__u64 *)(out->key + 8 * i) = *(const __u64 *)(conn->scratch + 4 + 8 * i);
+	bpf_ringbuf_submit(out, 0);
+	return true;
+}
+
+/*
  * The commands that there are most of, as they are mostly written: `get KEY` and `set KEY FLAGS TIME LENGTH`, whole and at
  * the beginning of scratch. The same as stream_step() for each byte of them, in a tenth of the time. Returns the bytes
  * taken; 0: it is something else.
  */
-static __always_inline __u32 plain(struct uc_conn *conn, __u32 len)
+static __always_inline __u32 plain(struct uc_feed *f, __u32 len)
 {
+	struct uc_conn *conn = f->conn;
 	struct uc_stream *s = &conn->stream;
-	__u32 first = *(const __u32 *)conn->scratch, key_len = 0, at;
+	__u32 first = *(const __u32 *)conn->scratch, key_len, at;
 	bool get = first == UC_W4('g', 'e', 't', ' ');
-	__u64 hash = settings.secret[0], flags, time, length;
+	__u64 hash = 0, flags = 0, time = 0, length = 0;
 
 	if (s->mode > UC_MODE_TEXT || s->line || s->skip || (!get && first != UC_W4('s', 'e', 't', ' ')))
 		return 0;
-	for (__u32 i = 0; i < UC_KEY_ROOM / 8; i++) {
-		__u64 word = *(const __u64 *)(conn->scratch + 4 + 8 * i);
-		/* The first byte below 0x21. */
-		__u64 low = (word - 0x2121212121212121ULL) & ~word & 0x8080808080808080ULL;
-
-		if (low) {
-			__u32 bytes = (((low & -low) - 1) & 0x0101010101010101ULL) * 0x0101010101010101ULL >> 56;
-
-			bytes = (bytes - 1) & 7;
-			key_len = 8 * i + bytes;
-			if (bytes)
-				hash = hash_word(hash, low_bytes(word, bytes));
-			break;
-		}
-		hash = hash_word(hash, word);
-	}
+	key_len = plain_key(conn, &hash);
 	if (key_len == 0 || key_len > UC_KEY_MAX)
 		return 0;
-	hash = hash_end(hash, key_len);
 	fetch_set(hash);
 	at = 4 + key_len;
 	if (!get) {
@@ -421,6 +489,21 @@ static __always_inline __u32 plain(struct uc_conn *conn, __u32 len)
 		s->skip = (__u64)(__u32)length + 2;
 	count(get ? UC_COUNT_READ : UC_COUNT_WRITE);
 	add(conn, hash_set(hash) * UC_SET_WORDS + hash_which(hash), get);
+	/* All of it, and nothing else. */
+	if (!get && conn->pending == 1 && conn->commands == 0 && f->left == at + 2 + s->skip &&
+	    !(conn->flags & (UC_CONN_FULL | UC_CONN_GLOBAL))) {
+		struct uc_line line = {
+			.hash = hash,
+			.value = f->from + at + 2,
+			.key_len = key_len,
+			.flags = flags,
+			.seconds = time,
+			.len = length,
+		};
+
+		if (give(conn, &line))
+			conn->flags |= UC_CONN_STORING;
+	}
 	completed(conn);
 	return at + 2;
 }
@@ -474,7 +557,7 @@ static long feed_piece(__u32 index, void *ctx)
 			return 1;
 		}
 		count_many(UC_COUNT_BYTES, len);
-		f->at = plain(conn, len);
+		f->at = plain(f, len);
 		f->len = len;
 		/* What follows is a value, or perhaps another of these. */
 		if (!f->at)
@@ -580,7 +663,7 @@ static long end_one(__u32 index, void *ctx)
 	return 0;
 }
 
-/* memcached has obeyed what it had all of. */
+/* memcached has obeyed what it had all of. hit: the one command's reply tells that it found, or stored. */
 static __always_inline void end_complete(struct uc_conn *conn, bool hit)
 {
 	__u32 complete = conn->complete;
@@ -594,7 +677,9 @@ static __always_inline void end_complete(struct uc_conn *conn, bool hit)
 		count(hit ? UC_COUNT_READ_HIT : UC_COUNT_READ_MISSED);
 		conn->flags &= ~(UC_CONN_READ | UC_CONN_HEEDED);
 	} else if (complete == 1 && conn->pending == 1) {
-		word_add(conn->words[0], -UC_WRITE);
+		/* What the agent was given counts only if it was stored. */
+		word_add(conn->words[0], conn->flags & UC_CONN_STORING && !hit ? UC_GENERATION - UC_WRITE : -UC_WRITE);
+		conn->flags &= ~UC_CONN_STORING;
 	} else if (complete) {
 		bpf_loop(complete, end_one, &conn, 0);
 		if (conn->pending > complete)
@@ -707,9 +792,11 @@ static __always_inline void tcp_receive(struct sock *sk, int got)
 	take(conn, registers(), 0, got);
 }
 
-static __always_inline struct uc_conn *datagram(struct sock *sk, bool create)
+/* What the calling thread has of the UDP socket that it is reading or sending by. */
+static __always_inline struct uc_conn *datagram(const struct pt_regs *regs, bool create)
 {
-	struct uc_datagrams key = {.sk = (__u64)sk, .thread = bpf_get_current_pid_tgid()};
+	/* memcached's process is known: of the number only the thread's half tells anything. */
+	struct uc_datagrams key = {.thread = bpf_get_current_pid_tgid(), .fd = SYSCALL_ARG1(regs)};
 	struct uc_conn *conn = bpf_map_lookup_elem(&datagrams, &key);
 	__u32 zero = 0;
 	void *none;
@@ -729,24 +816,24 @@ static __always_inline bool replies(const struct uc_conn *conn)
 	       stream_at_boundary(&conn->stream);
 }
 
-/* Whether what this thread sends by the socket from now on is looked at before it leaves. */
+/* Whether nobody has looked at its reply, and somebody should have. */
+static __always_inline bool unheeded(const struct uc_conn *conn)
+{
+	return (conn->flags & (UC_CONN_READ | UC_CONN_EARLY | UC_CONN_HEEDED)) == (UC_CONN_READ | UC_CONN_EARLY);
+}
+
+/* Whether what is sent by this socket is looked at before it leaves. */
 static __always_inline bool looked_at(struct sock *sk)
 {
-	__u64 thread = bpf_get_current_pid_tgid(), at = (__u64)sk, *last = bpf_map_lookup_elem(&asked, &thread);
 	struct uc_control *c = the_control();
 
-	if (!c || c->late || sk->__sk_common.skc_family != AF_INET)
-		return false;
-	if (!last)
-		return !bpf_map_update_elem(&asked, &thread, &at, BPF_ANY);
-	*last = at;
-	return true;
+	return c && !c->late && sk->__sk_common.skc_family == AF_INET;
 }
 
 static __always_inline void udp_receive(struct sock *sk, int got)
 {
-	struct uc_conn *conn = datagram(sk, true);
 	struct pt_regs *regs = registers();
+	struct uc_conn *conn = datagram(regs, true);
 	__u8 header[UC_FRAME];
 
 	if (!conn) {
@@ -766,7 +853,6 @@ static __always_inline void udp_receive(struct sock *sk, int got)
 	end_all(conn);
 	conn->stream.mode = UC_MODE_START;
 	conn->stream.flags = 0;
-	conn->fd = SYSCALL_ARG1(regs);
 	conn->flags &= ~UC_CONN_EARLY;
 	if (looked_at(sk))
 		conn->flags |= UC_CONN_EARLY;
@@ -799,14 +885,17 @@ int BPF_PROG(cache_receive, struct sock *sk, int got, int flags)
 	return 0;
 }
 
-/* The first byte of the reply that was sent; 0: it cannot be read. */
-static __always_inline __u8 first_of_reply(__u32 skip)
+#define UC_REPLY_VALUE ('V' | 'A' << 8)
+#define UC_REPLY_STORED ('S' | 'T' << 8)
+
+/* The first two bytes of the reply that was sent; 0: they cannot be read. */
+static __always_inline __u16 first_of_reply(__u32 skip)
 {
 	struct pt_regs *regs = registers();
 	__u64 at = SYSCALL_ARG2(regs);
 	struct user_msghdr msg;
 	struct user_iovec iov;
-	__u8 first = 0;
+	__u16 first = 0;
 
 	if (SYSCALL_NR(regs) == NR_SENDMSG) {
 		if (bpf_probe_read_user(&msg, sizeof(msg), (void *)at))
@@ -818,7 +907,7 @@ static __always_inline __u8 first_of_reply(__u32 skip)
 	} else if (SYSCALL_NR(regs) != NR_WRITE || skip) {
 		return 0;
 	}
-	return bpf_probe_read_user(&first, 1, (void *)at) ? 0 : first;
+	return bpf_probe_read_user(&first, sizeof(first), (void *)at) ? 0 : first;
 }
 
 /*
@@ -833,23 +922,15 @@ static __always_inline __u8 first_of_reply(__u32 skip)
 SEC("tp_btf/fib_table_lookup")
 int cache_route(void *ctx)
 {
-	struct uc_datagrams key = {.thread = bpf_get_current_pid_tgid()};
 	struct pt_regs *regs = registers();
 	struct uc_conn *conn;
-	__u64 *sk;
 
 	if (!of_memcached() || SYSCALL_NR(regs) != NR_SENDMSG)
 		return 0;
-	sk = bpf_map_lookup_elem(&asked, &key.thread);
-	if (!sk)
+	conn = datagram(regs, false);
+	if (!conn || !unheeded(conn) || !replies(conn))
 		return 0;
-	key.sk = *sk;
-	conn = bpf_map_lookup_elem(&datagrams, &key);
-	if (!conn ||
-	    (conn->flags & (UC_CONN_READ | UC_CONN_EARLY | UC_CONN_HEEDED)) != (UC_CONN_READ | UC_CONN_EARLY) ||
-	    conn->fd != (__u32)SYSCALL_ARG1(regs) || !replies(conn))
-		return 0;
-	if (first_of_reply(UC_FRAME) != 'V')
+	if (first_of_reply(UC_FRAME) != UC_REPLY_VALUE)
 		word_add(conn->words[0], UC_GENERATION);
 	conn->flags |= UC_CONN_HEEDED;
 	return 0;
@@ -863,20 +944,20 @@ SEC("tp_btf/sock_send_length")
 int BPF_PROG(cache_send, struct sock *sk, int sent, int flags)
 {
 	struct uc_conn *conn;
-	__u8 first;
+	__u16 first = 0;
 	bool udp;
 
 	if (sent <= 0 || !of_memcached())
 		return 0;
 	udp = sk->sk_protocol == IPPROTO_UDP;
-	conn = udp ? datagram(sk, false) : bpf_sk_storage_get(&connections, sk, 0, 0);
+	conn = udp ? datagram(registers(), false) : bpf_sk_storage_get(&connections, sk, 0, 0);
 	if (!conn)
 		return 0;
 	if (conn->flags & UC_CONN_LINE && !udp) {
 		conn->flags &= ~UC_CONN_LINE;
 		first = first_of_reply(0);
 		/* Text. */
-		if (first && first < UC_MAGIC) {
+		if (first && (first & 0xff) < UC_MAGIC) {
 			count(UC_COUNT_FOLLOWED);
 			conn->stream.mode = UC_MODE_TEXT;
 			conn->stream.line = 0;
@@ -888,7 +969,7 @@ int BPF_PROG(cache_send, struct sock *sk, int sent, int flags)
 	}
 	if (!replies(conn))
 		return 0;
-	if ((conn->flags & (UC_CONN_READ | UC_CONN_EARLY | UC_CONN_HEEDED)) == (UC_CONN_READ | UC_CONN_EARLY)) {
+	if (unheeded(conn)) {
 		/* Never, as far as is known. Reads are in flight from now on. */
 		struct uc_control *c = the_control();
 
@@ -896,7 +977,9 @@ int BPF_PROG(cache_send, struct sock *sk, int sent, int flags)
 		if (c)
 			c->late = 1;
 	}
-	end_complete(conn, conn->flags & UC_CONN_READ && first_of_reply(udp ? UC_FRAME : 0) == 'V');
+	if (conn->flags & (UC_CONN_READ | UC_CONN_STORING))
+		first = first_of_reply(udp ? UC_FRAME : 0);
+	end_complete(conn, first == (conn->flags & UC_CONN_READ ? UC_REPLY_VALUE : UC_REPLY_STORED));
 	return 0;
 }
 

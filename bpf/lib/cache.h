@@ -27,6 +27,19 @@ struct {
 	__type(value, struct uc_set);
 } sets SEC(".maps");
 
+/* The agent sets max_entries before loading. */
+struct uc_page {
+	__u8 bytes[UC_PAGE];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct uc_page);
+} pages SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -97,6 +110,17 @@ static __always_inline void fetch_set(__u64 hash)
 
 	if (set)
 		(void)*(volatile __u64 *)&set->word[0];
+}
+
+static __always_inline struct uc_slot *slot_of(__u32 place)
+{
+	__u32 page = place >> UC_UNIT_BITS;
+	__u32 at = (place & ((1 << UC_UNIT_BITS) - 1)) * UC_UNIT;
+	struct uc_page *bytes = bpf_map_lookup_elem(&pages, &page);
+
+	if (!bytes || at > UC_PAGE - UC_SLOT_MAX)
+		return NULL;
+	return (struct uc_slot *)(bytes->bytes + at);
 }
 
 /* The lower len bytes of a word, len less than 8. */

@@ -141,14 +141,14 @@ struct uc_slot {
 	__u64 word; /* the key's, when memcached was asked */
 	__u64 global;
 	__u64 deadline_ms;
-	__u32 used; /* by a hit since the agent looked */
+	__u32 used; /* by a hit since the agent looked; an item that memcached was asked for begins as such */
 	__u16 key_len;
 	__u16 head_len;
 	__u16 tail_len;
 	__u16 head_sum; /* Internet checksums, not inverted */
 	__u16 cas_sum;
 	__u16 tail_sum;
-	__u8 cas_len;
+	__u8 cas_len; /* 0: not known, `gets` is passed on */
 	__u8 cas[23];
 };
 
@@ -214,6 +214,8 @@ struct uc_settings {
 /* Of datagrams: what is sent is looked at before it leaves, so a read that is alone is not in flight; and it was. */
 #define UC_CONN_EARLY 128
 #define UC_CONN_HEEDED 256
+/* The agent has the value of the set that is the one command in hand: the reply tells whether it was stored. */
+#define UC_CONN_STORING 512
 
 /* A connection of memcached's, or what one of its threads has of a UDP socket. */
 struct uc_conn {
@@ -223,30 +225,46 @@ struct uc_conn {
 	__u16 complete; /* of those, of commands that memcached has all of */
 	__u16 commands; /* that the last read completed */
 	__u16 flags; /* UC_CONN_* */
-	__u32 fd; /* UDP: by which memcached knows the socket */
+	__u32 reserved;
 	__u32 words[UC_PENDING_MAX]; /* set << 2 | word: in flight */
 	__u8 scratch[UC_SCRATCH];
 };
 
-/* Whose thread has what of which UDP socket. */
+/* Which thread of memcached's, and by which UDP socket. It never closes one. */
 struct uc_datagrams {
-	__u64 sk;
-	__u64 thread;
+	__u32 thread;
+	__u32 fd;
 };
 
 enum uc_notice {
 	UC_NOTICE_MISS = 0,
-	UC_NOTICE_LET_GO =
-		2, /* the global word was: nothing is served until the agent has looked for flushes that are to come */
 	UC_NOTICE_FLUSH = 1, /* the global word is held until the agent lets go */
+	/* It was let go: nothing is served until the agent has looked for flushes that are to come. */
+	UC_NOTICE_LET_GO = 2,
 };
 
 struct uc_report {
-	__u64 hash; /* of a flush: when it was asked for, CLOCK_MONOTONIC in milliseconds */
-	__u64 number;
+	__u64 hash; /* of a notice: when it was made, CLOCK_MONOTONIC in milliseconds */
+	__u64 number; /* of a miss: whether `gets` was asked for; of a flush: the command's */
 	__u32 notice; /* enum uc_notice */
 	__u32 key_len;
 	__u8 key[UC_KEY_ROOM];
+};
+
+/*
+ * What a set is to store, given to the agent when memcached has read it: it counts once memcached has obeyed, if it says that it was
+ * stored; until then, and if any other command comes, the word is another.
+ */
+struct uc_stored {
+	__u64 word; /* when memcached has obeyed */
+	__u64 global;
+	__u64 at_ms; /* CLOCK_MONOTONIC */
+	__u32 flags;
+	__u32 seconds; /* of life, or the time at which it ends, as memcached tells them apart; 0: no end */
+	__u32 key_len;
+	__u32 len;
+	__u8 key[UC_KEY_ROOM];
+	__u8 value[UC_ANSWER_MAX];
 };
 
 enum uc_count {

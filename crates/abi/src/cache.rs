@@ -45,6 +45,7 @@ pub const UC_CONN_LINE: u32 = 32;
 pub const UC_CONN_ALONE: u32 = 64;
 pub const UC_CONN_EARLY: u32 = 128;
 pub const UC_CONN_HEEDED: u32 = 256;
+pub const UC_CONN_STORING: u32 = 512;
 pub type __u8 = ::core::ffi::c_uchar;
 pub type __u16 = ::core::ffi::c_ushort;
 pub type __u32 = ::core::ffi::c_uint;
@@ -374,7 +375,7 @@ pub struct uc_conn {
     pub complete: __u16,
     pub commands: __u16,
     pub flags: __u16,
-    pub fd: __u32,
+    pub reserved: __u32,
     pub words: [__u32; 512usize],
     pub scratch: [__u8; 512usize],
 }
@@ -400,7 +401,9 @@ const _: () = {
     [
         "Offset of field: uc_conn::flags",
     ][::core::mem::offset_of!(uc_conn, flags) - 322usize];
-    ["Offset of field: uc_conn::fd"][::core::mem::offset_of!(uc_conn, fd) - 324usize];
+    [
+        "Offset of field: uc_conn::reserved",
+    ][::core::mem::offset_of!(uc_conn, reserved) - 324usize];
     [
         "Offset of field: uc_conn::words",
     ][::core::mem::offset_of!(uc_conn, words) - 328usize];
@@ -420,23 +423,23 @@ impl Default for uc_conn {
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq, Eq)]
 pub struct uc_datagrams {
-    pub sk: __u64,
-    pub thread: __u64,
+    pub thread: __u32,
+    pub fd: __u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of uc_datagrams"][::core::mem::size_of::<uc_datagrams>() - 16usize];
-    ["Alignment of uc_datagrams"][::core::mem::align_of::<uc_datagrams>() - 8usize];
-    [
-        "Offset of field: uc_datagrams::sk",
-    ][::core::mem::offset_of!(uc_datagrams, sk) - 0usize];
+    ["Size of uc_datagrams"][::core::mem::size_of::<uc_datagrams>() - 8usize];
+    ["Alignment of uc_datagrams"][::core::mem::align_of::<uc_datagrams>() - 4usize];
     [
         "Offset of field: uc_datagrams::thread",
-    ][::core::mem::offset_of!(uc_datagrams, thread) - 8usize];
+    ][::core::mem::offset_of!(uc_datagrams, thread) - 0usize];
+    [
+        "Offset of field: uc_datagrams::fd",
+    ][::core::mem::offset_of!(uc_datagrams, fd) - 4usize];
 };
 pub const UC_NOTICE_MISS: uc_notice = 0;
-pub const UC_NOTICE_LET_GO: uc_notice = 2;
 pub const UC_NOTICE_FLUSH: uc_notice = 1;
+pub const UC_NOTICE_LET_GO: uc_notice = 2;
 pub type uc_notice = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone, PartialEq, Eq)]
@@ -468,6 +471,60 @@ const _: () = {
     ][::core::mem::offset_of!(uc_report, key) - 24usize];
 };
 impl Default for uc_report {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone, PartialEq, Eq)]
+pub struct uc_stored {
+    pub word: __u64,
+    pub global: __u64,
+    pub at_ms: __u64,
+    pub flags: __u32,
+    pub seconds: __u32,
+    pub key_len: __u32,
+    pub len: __u32,
+    pub key: [__u8; 256usize],
+    pub value: [__u8; 1392usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of uc_stored"][::core::mem::size_of::<uc_stored>() - 1688usize];
+    ["Alignment of uc_stored"][::core::mem::align_of::<uc_stored>() - 8usize];
+    [
+        "Offset of field: uc_stored::word",
+    ][::core::mem::offset_of!(uc_stored, word) - 0usize];
+    [
+        "Offset of field: uc_stored::global",
+    ][::core::mem::offset_of!(uc_stored, global) - 8usize];
+    [
+        "Offset of field: uc_stored::at_ms",
+    ][::core::mem::offset_of!(uc_stored, at_ms) - 16usize];
+    [
+        "Offset of field: uc_stored::flags",
+    ][::core::mem::offset_of!(uc_stored, flags) - 24usize];
+    [
+        "Offset of field: uc_stored::seconds",
+    ][::core::mem::offset_of!(uc_stored, seconds) - 28usize];
+    [
+        "Offset of field: uc_stored::key_len",
+    ][::core::mem::offset_of!(uc_stored, key_len) - 32usize];
+    [
+        "Offset of field: uc_stored::len",
+    ][::core::mem::offset_of!(uc_stored, len) - 36usize];
+    [
+        "Offset of field: uc_stored::key",
+    ][::core::mem::offset_of!(uc_stored, key) - 40usize];
+    [
+        "Offset of field: uc_stored::value",
+    ][::core::mem::offset_of!(uc_stored, value) - 296usize];
+};
+impl Default for uc_stored {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {

@@ -19,7 +19,7 @@ use libbpf_rs::{RingBuffer, RingBufferBuilder};
 use rustix::process::{Pid, PidfdFlags};
 use underpass_abi::cache::{
     UC_ADDRESSES, UC_COUNT_OTHER, UC_GENERATION, UC_KEY_MAX, UC_NOTICE_FLUSH, UC_NOTICE_LET_GO, UC_WRITE, uc_prefix,
-    uc_report, uc_settings,
+    uc_report, uc_settings, uc_stored,
 };
 use underpass_datapath::attach::{Mode, interface_index};
 
@@ -50,6 +50,8 @@ const BUFFER: usize = 65_536;
 const FLUSHES_MAX: usize = 16;
 /// How long memcached is given for the commands that it had in hand when it began to be followed.
 const SETTLE: Duration = Duration::from_millis(250);
+/// How long the agent's thread runs at a time: the least that the kernel takes.
+const TURN: Duration = Duration::from_micros(100);
 /// memcached takes a longer delay for a time.
 const DELAY_MAX_S: u64 = 60 * 60 * 24 * 30;
 
@@ -98,7 +100,7 @@ pub struct Agent {
     alive: OwnedFd,
     // The ring before the kernel, whose maps it reads.
     rings: RingBuffer<'static>,
-    reports: Rc<RefCell<Vec<uc_report>>>,
+    given: Rc<Given>,
     kernel: Kernel,
     table: Table,
     connection: Connection,
@@ -172,18 +174,32 @@ fn settings(options: &Options, memcached: &Memcached) -> Result<uc_settings> {
     Ok(settings)
 }
 
-fn rings(kernel: &Kernel, reports: &Rc<RefCell<Vec<uc_report>>>) -> Result<RingBuffer<'static>> {
-    let maps = kernel.rings();
+/// What the kernel gives the agent, until that looks at it.
+#[derive(Default)]
+struct Given {
+    reports: RefCell<Vec<uc_report>>,
+    stored: RefCell<Vec<uc_stored>>,
+}
+
+fn rings(kernel: &Kernel, given: &Rc<Given>) -> Result<RingBuffer<'static>> {
+    let (reports, stored) = (kernel.reports(), kernel.stored());
     let mut builder = RingBufferBuilder::new();
-    for map in &maps {
-        let reports = reports.clone();
+    for map in &reports {
+        let given = given.clone();
         builder.add(map, move |bytes: &[u8]| {
             assert!(bytes.len() >= size_of::<uc_report>());
             // SAFETY: as many bytes as the structure has; any bytes are a value.
-            reports.borrow_mut().push(unsafe { bytes.as_ptr().cast::<uc_report>().read_unaligned() });
+            given.reports.borrow_mut().push(unsafe { bytes.as_ptr().cast::<uc_report>().read_unaligned() });
             0
         })?;
     }
+    let given = given.clone();
+    builder.add(&stored, move |bytes: &[u8]| {
+        assert!(bytes.len() >= size_of::<uc_stored>());
+        // SAFETY: as above.
+        given.stored.borrow_mut().push(unsafe { bytes.as_ptr().cast::<uc_stored>().read_unaligned() });
+        0
+    })?;
     builder.build().context("reading the kernel's reports")
 }
 
@@ -209,8 +225,8 @@ impl Agent {
         let sizes = Sizes::of_budget(options.mib, options.ways as u32);
         let doorkeeper = Doorkeeper::new(sizes.sets as usize * options.ways);
         let mut kernel = Kernel::load(settings(&options, &memcached)?, sizes)?;
-        let reports = Rc::default();
-        let rings = rings(&kernel, &reports)?;
+        let given = Rc::default();
+        let rings = rings(&kernel, &given)?;
         kernel.follow(memcached.pid as u32)?;
         followed(&kernel, memcached.at)?;
         let connection = Connection::new(memcached.at, &kernel)?;
@@ -234,7 +250,7 @@ impl Agent {
             memcached,
             alive,
             rings,
-            reports,
+            given,
             kernel,
             table,
             connection,
@@ -251,6 +267,9 @@ impl Agent {
         };
         agent.look_for_flush()?;
         agent.set_serving();
+        if let Err(error) = take_short_turns() {
+            tracing::debug!("the agent takes turns of ordinary length: {error}");
+        }
         agent.kernel.attach(ifindex, agent.options.mode)?;
         Ok(agent)
     }
@@ -308,13 +327,17 @@ impl Agent {
     /// Does what there is to do.
     pub fn step(&mut self) -> Result<()> {
         self.rings.consume().context("reading the kernel's reports")?;
-        let reports = std::mem::take(&mut *self.reports.borrow_mut());
+        let stored = std::mem::take(&mut *self.given.stored.borrow_mut());
+        for stored in &stored {
+            self.stored(stored);
+        }
+        let reports = std::mem::take(&mut *self.given.reports.borrow_mut());
         for report in &reports {
             match report.notice {
                 UC_NOTICE_FLUSH => self.flush_later(report.hash, report.number),
                 // It has woken this up.
                 UC_NOTICE_LET_GO => {}
-                _ => self.ask(&report.key[..(report.key_len.min(UC_KEY_MAX)) as usize]),
+                _ => self.ask(&report.key[..(report.key_len.min(UC_KEY_MAX)) as usize], report.number != 0),
             }
         }
         if self.kernel.let_go() != self.looked
@@ -333,7 +356,8 @@ impl Agent {
         Ok(())
     }
 
-    fn ask(&mut self, key: &[u8]) {
+    /// Asks memcached for what was missed; `numbered`: with the number that `gets` tells.
+    fn ask(&mut self, key: &[u8], numbered: bool) {
         let secret = self.kernel.settings().secret;
         let hash = hash::hash(key, &secret);
         if self.kernel.stale() {
@@ -346,6 +370,10 @@ impl Agent {
             return;
         }
         if self.refused.get(&hash).is_some_and(|&until| now_ms() < until) || self.asked_keys.contains(key) {
+            return;
+        }
+        // A set has filled it since.
+        if self.table.serves(&self.kernel, key, numbered, now_ms()) {
             return;
         }
         if self.table.is_full() && !self.doorkeeper.knows(hash) {
@@ -418,14 +446,7 @@ impl Agent {
             self.counts.refused_stale += 1;
             return self.refuse(hash);
         }
-        let left_ms = left.map_or(AGE_MAX_MS, |left| {
-            AGE_MAX_MS.min((left.saturating_sub(u64::from(SLACK)) * 1000).saturating_sub(TICK_MS))
-        });
-        let deadline_ms = asked.at_ms + left_ms;
-        if now_ms() >= deadline_ms {
-            self.counts.refused_expiring += 1;
-            return;
-        }
+        let deadline_ms = asked.at_ms + life_ms(left);
         let now = self.words(hash);
         if now.map(word::asked) != asked.words {
             match now.iter().all(|&word| word::may_ask(word)) {
@@ -434,8 +455,45 @@ impl Agent {
             }
             return;
         }
-        let item = Item { key: &asked.key, flags, cas, value: &bytes[value] };
-        match self.table.install(&mut self.kernel, &item, asked.words, deadline_ms) {
+        let item = Item { key: &asked.key, flags, cas: Some(cas), value: &bytes[value] };
+        if !self.install(&item, asked.words, deadline_ms) {
+            self.refuse(hash);
+        }
+    }
+
+    /// What a set stores, if it does: valid from when memcached has said so.
+    fn stored(&mut self, stored: &uc_stored) {
+        let key = &stored.key[..(stored.key_len.min(UC_KEY_MAX)) as usize];
+        let left = match u64::from(stored.seconds) {
+            0 => None,
+            left @ 1..=DELAY_MAX_S => Some(left),
+            // By the wall's clock, which may be put forward or back: asked for when it is missed.
+            _ => return,
+        };
+        if self.kernel.stale() {
+            self.counts.refused_stale += 1;
+            return;
+        }
+        let words = [stored.word, stored.global];
+        let now = self.words(hash::hash(key, &self.kernel.settings().secret));
+        if (0..2).any(|which| word::generation(now[which]) != word::generation(words[which])) {
+            self.counts.refused_changed += 1;
+            return;
+        }
+        let value = &stored.value[..(stored.len as usize).min(stored.value.len())];
+        let item = Item { key, flags: stored.flags, cas: None, value };
+        let before = self.counts.fills;
+        self.install(&item, words, stored.at_ms + life_ms(left));
+        self.counts.fills_by_set += self.counts.fills - before;
+    }
+
+    /// False: no item of this length ever can be.
+    fn install(&mut self, item: &Item<'_>, words: [u64; 2], deadline_ms: u64) -> bool {
+        if now_ms() >= deadline_ms {
+            self.counts.refused_expiring += 1;
+            return true;
+        }
+        match self.table.install(&mut self.kernel, item, words, deadline_ms) {
             Install::Done => self.counts.fills += 1,
             Install::Evicted => {
                 self.counts.fills += 1;
@@ -443,10 +501,11 @@ impl Agent {
             }
             Install::TooLarge => {
                 self.counts.refused_too_large += 1;
-                self.refuse(hash);
+                return false;
             }
             Install::NoSlot => self.counts.refused_no_slot += 1,
         }
+        true
     }
 
     fn refuse(&mut self, hash: u64) {
@@ -515,6 +574,27 @@ impl Agent {
             self.in_grace = !places.is_empty() && self.to_grace.send(places).is_ok();
         }
     }
+}
+
+/// How long an item is served that memcached gives so many seconds; none: no end.
+fn life_ms(left: Option<u64>) -> u64 {
+    left.map_or(AGE_MAX_MS, |left| {
+        AGE_MAX_MS.min((left.saturating_sub(u64::from(SLACK)) * 1000).saturating_sub(TICK_MS))
+    })
+}
+
+/// Lets this thread run soon after it is woken, and not for long: until it has filled what was missed, every reader misses it.
+/// Linux 6.12 heeds that; those before take no notice.
+fn take_short_turns() -> std::io::Result<()> {
+    let done = |result| if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) };
+    // SAFETY: plain data for which all zeros is valid.
+    let mut now: libc::sched_attr = unsafe { std::mem::zeroed() };
+    let size = size_of_val(&now) as u32;
+    // SAFETY: the kernel writes at most so many bytes, there.
+    done(unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut now, size, 0) })?;
+    now.sched_runtime = TURN.as_nanos() as u64;
+    // SAFETY: the kernel reads what it wrote.
+    done(unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const now, 0) })
 }
 
 /// Whether the kernel's programs see what memcached is sent: they know its process by a number that another PID namespace

@@ -4,7 +4,9 @@
 //! connection again (it obeys every whole command that it has first), or sends a reply and had one command only. A read's
 //! reply tells besides whether it found the item.
 
-use underpass_abi::cache::{UC_MODE_LOST, UC_MODE_START, UC_MODE_TEXT, UC_PENDING_MAX, UC_STREAM_LONG, uc_stream};
+use underpass_abi::cache::{
+    UC_ANSWER_MAX, UC_KEY_MAX, UC_MODE_LOST, UC_MODE_START, UC_MODE_TEXT, UC_PENDING_MAX, UC_STREAM_LONG, uc_stream,
+};
 
 use crate::stream::{self, Event};
 
@@ -23,12 +25,53 @@ pub enum Change {
     Forget(Vec<u8>),
     /// The command was obeyed.
     End(Vec<u8>),
+    /// The agent was given what the command in hand stores.
+    Give(Store),
+    /// It was obeyed, but did not store, as far as is known.
+    EndFailed(Vec<u8>),
     /// What may be about any key.
     BeginAll,
     /// It is over.
     EndAll,
     /// A flush that is to come: the agent is told, and ends it.
     FlushLater,
+}
+
+/// What a set stores.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Store {
+    /// Its key.
+    pub key: Vec<u8>,
+    /// Client flags.
+    pub flags: u32,
+    /// What it says of its lifetime.
+    pub seconds: u32,
+    /// The value.
+    pub value: Vec<u8>,
+}
+
+impl Store {
+    /// Of bytes that are one `set` in its usual form, and nothing else.
+    fn of(bytes: &[u8]) -> Option<Self> {
+        let end = bytes.iter().position(|&b| b == b'\r')?;
+        let mut words = bytes[..end].strip_prefix(b"set ")?.split(|&b| b == b' ');
+        let key = words.next().filter(|key| (1..=UC_KEY_MAX as usize).contains(&key.len()))?;
+        let mut number = || -> Option<u32> {
+            let digits = words.next()?;
+            let plain = (1..10).contains(&digits.len()) && digits.iter().all(u8::is_ascii_digit);
+            std::str::from_utf8(digits).ok().filter(|_| plain)?.parse().ok()
+        };
+        let (flags, seconds, len) = (number()?, number()?, number()? as usize);
+        let value = bytes[end..].strip_prefix(b"\r\n")?;
+        // What ends a value memcached looks at.
+        let whole = words.next().is_none() && key.iter().all(|&b| b > b' ') && value.len() == len + 2;
+        (whole && len <= UC_ANSWER_MAX as usize).then(|| Self {
+            key: key.to_vec(),
+            flags,
+            seconds,
+            value: value[..len].to_vec(),
+        })
+    }
 }
 
 /// One connection.
@@ -46,9 +89,18 @@ pub struct Connection {
     alone: bool,
     /// Replies are looked at before they leave, so a read that is alone is not in flight.
     early: bool,
+    /// The agent has what the one command in hand stores.
+    storing: bool,
+    /// Whether a key is one that is read from the kernel.
+    is_read: Option<fn(&[u8]) -> bool>,
 }
 
 impl Connection {
+    /// Sets of these keys are given to the agent.
+    pub fn giving(self, is_read: fn(&[u8]) -> bool) -> Self {
+        Self { is_read: Some(is_read), ..self }
+    }
+
     /// What a thread has of a UDP socket: its replies are looked at before they leave. Every datagram is a stream of its own.
     pub fn of_datagrams() -> Self {
         Self { early: true, ..Self::default() }
@@ -75,6 +127,9 @@ impl Connection {
         }
         let Some(bytes) = bytes else { return };
         self.filled = filled;
+        let between =
+            stream::at_boundary(&self.stream) && matches!(u32::from(self.stream.mode), UC_MODE_START | UC_MODE_TEXT);
+        let alone = between && self.pending.is_empty() && self.commands == 0 && !filled && !self.holds_all;
         let mut left = bytes;
         while !left.is_empty() && !self.lost() {
             if self.stream.skip > 0 {
@@ -99,12 +154,17 @@ impl Connection {
             return;
         }
         stream::end_of_read(&mut self.stream);
+        let store = self.is_read.filter(|_| alone).and_then(|is_read| Store::of(bytes).filter(|s| is_read(&s.key)));
+        if let Some(store) = store {
+            self.storing = true;
+            emit(Change::Give(store));
+        }
     }
 
-    /// A reply was sent that begins with this byte.
-    pub fn replied(&mut self, first: u8, emit: &mut dyn FnMut(Change)) {
+    /// A reply was sent that begins so.
+    pub fn replied(&mut self, reply: &[u8], emit: &mut dyn FnMut(Change)) {
         if std::mem::take(&mut self.line) {
-            if first < 0x80 {
+            if reply[0] < 0x80 {
                 self.stream.mode = UC_MODE_TEXT as u8;
                 (self.stream.line, self.stream.skip) = (0, 0);
                 if self.alone {
@@ -115,7 +175,7 @@ impl Connection {
             return;
         }
         if self.replies() {
-            self.end_complete(first == b'V', emit);
+            self.end_complete(reply.starts_with(if self.storing { b"ST" } else { b"VA" }), emit);
         }
     }
 
@@ -174,8 +234,11 @@ impl Connection {
         }
     }
 
+    /// `hit`: the one command's reply tells that it found, or stored.
     fn end_complete(&mut self, hit: bool, emit: &mut dyn FnMut(Change)) {
-        if self.complete > 0 && std::mem::take(&mut self.read) {
+        if self.complete > 0 && std::mem::take(&mut self.storing) && !hit {
+            emit(Change::EndFailed(self.pending.remove(0)));
+        } else if self.complete > 0 && std::mem::take(&mut self.read) {
             let key = self.pending.remove(0);
             match (self.early, hit) {
                 (false, _) => emit(Change::EndRead(key, hit)),

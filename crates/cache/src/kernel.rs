@@ -24,7 +24,7 @@ static XDP_OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/cache.bpf.o
 static SOCKETS_OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/cache_sockets.bpf.o"));
 
 /// Maps that the two objects share.
-const SHARED: [&str; 3] = ["control", "sets", "counters"];
+const SHARED: [&str; 4] = ["control", "sets", "pages", "counters"];
 
 /// Table sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -302,8 +302,13 @@ impl Kernel {
     }
 
     /// The ring of misses, and the ring of notices.
-    pub fn rings(&self) -> [libbpf_rs::Map<'_>; 2] {
+    pub fn reports(&self) -> [libbpf_rs::Map<'_>; 2] {
         [map(&self.xdp, "misses"), map(&self.sockets, "notices")]
+    }
+
+    /// The ring of what sets store.
+    pub fn stored(&self) -> libbpf_rs::Map<'_> {
+        map(&self.sockets, "stored")
     }
 
     /// Bytes of kernel memory that the maps take, by the kernel's own account.

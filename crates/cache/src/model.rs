@@ -37,6 +37,10 @@ pub enum Mutant {
     FillOfNow,
     /// memcached is asked also while a command is in flight.
     FillInFlight,
+    /// A set is believed to store, whatever memcached answers.
+    SetsBelieved,
+    /// What a set stores is taken also while another command is in flight.
+    SetsInFlight,
     /// What cannot be followed forgets nothing.
     GlobalIgnored,
     /// Lifetimes are not heeded.
@@ -48,7 +52,7 @@ pub enum Mutant {
 }
 
 /// All of them.
-pub const MUTANTS: [Mutant; 13] = [
+pub const MUTANTS: [Mutant; 15] = [
     Mutant::NothingInFlight,
     Mutant::NoGeneration,
     Mutant::EndAtDelivery,
@@ -58,6 +62,8 @@ pub const MUTANTS: [Mutant; 13] = [
     Mutant::PipelinedReads,
     Mutant::FillOfNow,
     Mutant::FillInFlight,
+    Mutant::SetsBelieved,
+    Mutant::SetsInFlight,
     Mutant::GlobalIgnored,
     Mutant::NoExpiry,
     Mutant::SlackOfOne,
@@ -88,8 +94,13 @@ pub struct Explored {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Command {
-    /// Stores a new version, for so many seconds (0: for ever).
-    Set(u8),
+    /// Stores a new version, for so many seconds (0: for ever), unless memcached refuses, which removes what was there. Maybe
+    /// the agent was given what it stores: then the reply tells whether it does.
+    Set {
+        version: u8,
+        lifetime: u8,
+        given: bool,
+    },
     Delete,
     /// Alone in flight on its connection: its reply tells what it saw.
     Get,
@@ -97,8 +108,8 @@ enum Command {
     DatagramGet,
     /// One of several, or in a datagram with anything behind it.
     PipelinedGet,
-    /// A write on a connection that is not followed.
-    Lost,
+    /// A write of this version on a connection that is not followed.
+    Lost(u8),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -106,7 +117,7 @@ enum Connection {
     #[default]
     Idle,
     Delivered(Command),
-    /// With the version that a read missed although it was the last one stored, and whether it missed.
+    /// With the version that a read missed although it was the last one stored, and whether it missed, or did not store.
     Obeyed(Command, Option<u8>, bool),
     /// The reply was looked at.
     LookedAt(Command, Option<u8>, bool),
@@ -232,7 +243,7 @@ fn without_flight(word: u64) -> u64 {
 fn word_of(command: Command, mutant: Option<Mutant>) -> Option<usize> {
     match command {
         Command::PipelinedGet if mutant == Some(Mutant::PipelinedReads) => None,
-        Command::Lost => Some(1),
+        Command::Lost(_) => Some(1),
         _ => Some(0),
     }
 }
@@ -243,17 +254,28 @@ fn connection(state: &State, at: usize, scope: Scope, mutant: Option<Mutant>, em
         Connection::Idle if state.commands == scope.commands => {}
         Connection::Idle => {
             // With lifetimes only what bears on them: the rest is explored without.
+            let version = state.versions + 1;
             let (lifetimes, others): (&[u8], &[Command]) = match scope.time {
-                0 => {
-                    (&[0], &[Command::Delete, Command::Get, Command::DatagramGet, Command::PipelinedGet, Command::Lost])
-                }
-                _ => (&[0, 2, 3], &[Command::Get]),
+                0 => (
+                    &[0],
+                    &[
+                        Command::Delete,
+                        Command::Get,
+                        Command::DatagramGet,
+                        Command::PipelinedGet,
+                        Command::Lost(version),
+                    ],
+                ),
+                _ => (&[0, 2, 3], &[Command::Get, Command::DatagramGet]),
             };
-            let sets = lifetimes.iter().map(|&lifetime| Command::Set(lifetime));
+            let sets = lifetimes.iter().map(|&lifetime| Command::Set { version, lifetime, given: false });
             for command in sets.chain(others.iter().copied()) {
                 let mut next = state.clone();
                 next.commands += 1;
                 next.connections[at] = Connection::Delivered(command);
+                if matches!(command, Command::Set { .. } | Command::Lost(_)) {
+                    next.versions = version;
+                }
                 if let Some(which) = word_of(command, mutant) {
                     let word = &mut next.words[which];
                     *word = match mutant {
@@ -267,17 +289,30 @@ fn connection(state: &State, at: usize, scope: Scope, mutant: Option<Mutant>, em
                         _ => word::begin(*word),
                     };
                 }
+                if let Command::Set { lifetime, .. } = command
+                    && let Some(next) = give(&next, at, Item { version, expires: lifetime }, scope, mutant)
+                {
+                    emit(next);
+                }
                 emit(next);
             }
         }
         Connection::Delivered(command) => {
             let (mut missed, mut miss) = (None, false);
             match command {
-                Command::Set(_) | Command::Lost => {
-                    let lifetime = if let Command::Set(lifetime) = command { lifetime } else { 0 };
-                    next.versions += 1;
+                Command::Set { version, lifetime, .. } => {
+                    // Refused.
+                    if scope.time == 0 {
+                        let mut next = State { item: None, known: None, ..state.clone() };
+                        next.connections[at] = Connection::Obeyed(command, None, true);
+                        emit(next);
+                    }
                     let expires = if lifetime == 0 { 0 } else { state.clock() + lifetime };
-                    next.item = Some(Item { version: next.versions, expires });
+                    next.item = Some(Item { version, expires });
+                    next.known = next.item;
+                }
+                Command::Lost(version) => {
+                    next.item = Some(Item { version, expires: 0 });
                     next.known = next.item;
                 }
                 Command::Delete => (next.item, next.known) = (None, None),
@@ -339,8 +374,31 @@ fn ended(state: &mut State, command: Command, hit: bool, mutant: Option<Mutant>)
         (Command::DatagramGet, _) if hit => *word,
         (Command::DatagramGet, _) => word::forget(*word),
         (_, Some(Mutant::EndAtDelivery)) => *word,
+        (Command::Set { given: true, .. }, _) if !hit && mutant != Some(Mutant::SetsBelieved) => {
+            word::end_failed(*word)
+        }
         _ => word::end(*word),
     };
+}
+
+/// The agent is given what a set that was delivered stores: an item with its lifetime.
+fn give(state: &State, at: usize, item: Item, scope: Scope, mutant: Option<Mutant>) -> Option<State> {
+    let alone = word::writes(state.words[0]) == 1 && word::writes(state.words[1]) == 0;
+    let heedless = matches!(mutant, Some(Mutant::SetsInFlight | Mutant::EndAtDelivery));
+    if state.fill != Fill::Idle || state.fills == scope.fills || !(alone || heedless) {
+        return None;
+    }
+    let Item { version, expires: lifetime } = item;
+    let slack = if mutant == Some(Mutant::SlackOfOne) { 1 } else { SLACK };
+    let deadline = (lifetime > 0).then(|| state.now + TICKS * lifetime.saturating_sub(slack));
+    let words = match heedless {
+        true => state.words.map(without_flight),
+        false => [word::stored(state.words[0]), word::asked(state.words[1])],
+    };
+    let mut next = State { fills: state.fills + 1, ..state.clone() };
+    next.fill = Fill::Answered(Entry { version, words, deadline }, state.now);
+    next.connections[at] = Connection::Delivered(Command::Set { version, lifetime, given: true });
+    Some(next)
 }
 
 fn fill(state: &State, scope: Scope, mutant: Option<Mutant>, emit: &mut dyn FnMut(State)) {

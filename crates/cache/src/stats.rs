@@ -45,7 +45,9 @@ pub struct Counts {
     pub asked: u64,
     /// Items installed.
     pub fills: u64,
-    /// Of those, in the place of a valid one.
+    /// Of those, taken from a set on its way to memcached.
+    pub fills_by_set: u64,
+    /// Items installed in the place of a valid one.
     pub evictions: u64,
     /// Not installed: a command came since memcached was asked.
     pub refused_changed: u64,

@@ -21,15 +21,15 @@ pub const CLASSES: [u32; 12] =
 /// Slots looked at for one that may be evicted.
 const LOOK_MAX: usize = 64;
 
-/// An item as memcached told it.
+/// An item as memcached told it, or as a set stores it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item<'a> {
     /// Its key.
     pub key: &'a [u8],
     /// Client flags.
     pub flags: u32,
-    /// CAS number.
-    pub cas: u64,
+    /// CAS number; none: it comes from a set, and memcached's number is not known.
+    pub cas: Option<u64>,
     /// Its value.
     pub value: &'a [u8],
 }
@@ -147,6 +147,18 @@ impl Table {
         if evicted || crowded { Install::Evicted } else { Install::Done }
     }
 
+    /// Whether a key is served; `numbered`: to `gets`, too.
+    pub fn serves(&self, kernel: &Kernel, key: &[u8], numbered: bool, now_ms: u64) -> bool {
+        let hash = hash::hash(key, &kernel.settings().secret);
+        let set = hash::set(hash, kernel.settings().set_mask);
+        (0..self.ways).map(|way| kernel.way(set, way).load(Ordering::Relaxed)).any(|way| {
+            shows(kernel, way, hash, key) && self.valid(kernel, way) && {
+                let slot = kernel.slot(way as u32);
+                slot.deadline_ms > now_ms && (slot.cas_len > 0 || !numbered)
+            }
+        })
+    }
+
     /// Shows nothing any more; for when memcached is another one.
     pub fn clear_all(&mut self, kernel: &Kernel) {
         for set in 0..kernel.sizes().sets as usize {
@@ -160,13 +172,7 @@ impl Table {
     /// whether a valid item loses it.
     fn choose_way(&self, kernel: &Kernel, set: usize, hash: u64, key: &[u8]) -> (usize, bool) {
         let shown: Vec<u64> = (0..self.ways).map(|way| kernel.way(set, way).load(Ordering::Relaxed)).collect();
-        let same = |&way: &u64| {
-            way != 0
-                && (way >> 32) as u32 == hash::tag(hash)
-                && usize::from(kernel.slot(way as u32).key_len) == key.len()
-                && kernel.slot_bytes(way as u32, 6 + key.len())[6..] == *key
-        };
-        if let Some(way) = shown.iter().position(same) {
+        if let Some(way) = shown.iter().position(|&way| shows(kernel, way, hash, key)) {
             return (way, false);
         }
         if let Some(way) = shown.iter().position(|&way| way == 0 || !self.valid(kernel, way)) {
@@ -294,6 +300,14 @@ impl Table {
     }
 }
 
+/// Whether a way shows this key.
+fn shows(kernel: &Kernel, way: u64, hash: u64, key: &[u8]) -> bool {
+    way != 0
+        && (way >> 32) as u32 == hash::tag(hash)
+        && usize::from(kernel.slot(way as u32).key_len) == key.len()
+        && kernel.slot_bytes(way as u32, 6 + key.len())[6..] == *key
+}
+
 /// The Internet checksum's sum over bytes, folded, in memory order.
 fn sum(bytes: &[u8]) -> u16 {
     let mut sum = 0u64;
@@ -314,7 +328,7 @@ fn render(item: &Item<'_>, words: [u64; 2], deadline_ms: u64) -> Option<(uc_slot
     bytes.extend_from_slice(b"\r\n");
     bytes.extend_from_slice(item.value);
     bytes.extend_from_slice(b"\r\n");
-    let cas = format!(" {}", item.cas);
+    let cas = item.cas.map_or(String::new(), |cas| format!(" {cas}"));
     if bytes.len() + cas.len() + b"END\r\n".len() > UC_ANSWER_MAX as usize {
         return None;
     }
@@ -322,7 +336,8 @@ fn render(item: &Item<'_>, words: [u64; 2], deadline_ms: u64) -> Option<(uc_slot
         word: words[0],
         global: words[1],
         deadline_ms,
-        used: 1,
+        // That a set was seen does not tell that anybody reads it.
+        used: item.cas.is_some().into(),
         key_len: item.key.len() as u16,
         head_len: head_len as u16,
         tail_len: (bytes.len() - head_len) as u16,

@@ -45,6 +45,21 @@ pub fn asked(word: u64) -> u64 {
     word - reads(word)
 }
 
+/// What a set is told with whose word this was when memcached had read it: the word once memcached has obeyed it.
+pub fn stored(word: u64) -> u64 {
+    end(asked(word))
+}
+
+/// The set was obeyed, and did not store.
+pub fn end_failed(word: u64) -> u64 {
+    forget(end(word))
+}
+
+/// How often it was changed.
+pub fn generation(word: u64) -> u64 {
+    word / GENERATION
+}
+
 /// Reads in flight.
 pub fn reads(word: u64) -> u64 {
     word & abi::UC_READS as u64

@@ -68,8 +68,12 @@ impl Bed {
     }
 
     fn install(&mut self, key: &[u8], flags: u32, cas: u64, value: &[u8]) -> Install {
+        self.show(Item { key, flags, cas: Some(cas), value })
+    }
+
+    fn show(&mut self, item: Item<'_>) -> Install {
+        let key = item.key;
         let words = self.words(key);
-        let item = Item { key, flags, cas, value };
         let done = self.table.install(&mut self.kernel, &item, words, now_ms() + 60_000);
         let places = self.table.waiting();
         self.table.freed(&places);
@@ -132,6 +136,19 @@ fn answer(key: &[u8], flags: u32, cas: Option<u64>, value: &[u8]) -> Vec<u8> {
     let cas = cas.map_or(String::new(), |cas| format!(" {cas}"));
     let head = format!(" {flags} {}{cas}\r\n", value.len());
     [b"VALUE ", key, head.as_bytes(), value, b"\r\nEND\r\n"].concat()
+}
+
+/// It was taken from a set: memcached knows its number, and nobody has read it here.
+#[test]
+fn an_item_without_its_number_is_no_answer_to_gets() {
+    let mut bed = Bed::new();
+    assert_eq!(bed.show(Item { key: b"key", flags: 7, cas: None, value: b"value" }), Install::Done);
+    let hash = bed.hash(b"key");
+    let place = bed.kernel.way(hash::set(hash, bed.kernel.settings().set_mask), 0).load(Ordering::SeqCst) as u32;
+    bed.passes(&request("gets", b"key"), Some("misses_changed"));
+    assert_eq!(bed.kernel.slot(place).used, 0);
+    bed.answers(&request("get", b"key"), &answer(b"key", 7, None, b"value"));
+    assert_eq!(bed.kernel.slot(place).used, 1);
 }
 
 #[test]
@@ -222,7 +239,7 @@ fn an_item_is_served_only_while_its_words_are_what_they_were() {
     bed.answers(&get, &served);
 
     let words = bed.words(b"brief");
-    let item = Item { key: b"brief", flags: 0, cas: 1, value: b"" };
+    let item = Item { key: b"brief", flags: 0, cas: Some(1), value: b"" };
     bed.table.install(&mut bed.kernel, &item, words, now_ms() + 300);
     bed.answers(&request("get", b"brief"), &answer(b"brief", 0, None, b""));
     std::thread::sleep(std::time::Duration::from_millis(360));

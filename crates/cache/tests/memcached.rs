@@ -588,6 +588,51 @@ fn writes_in_flight(kernel: &Kernel, key: &[u8]) -> u64 {
     word::writes(word.load(Ordering::SeqCst))
 }
 
+/// A key that is read from the kernel is not missed for a set, unless memcached does not store.
+#[test]
+fn what_a_set_stores_is_served_at_once() {
+    let Some(net) = Net::new("stored") else { return };
+    let _server = net.memcached("-t 1 -I 1024 -o slab_chunk_max=512");
+    let (mut reader, mut writer) = (net.client(), net.client());
+    let large = format!("set k 0 0 1100\r\n{}\r\n", "x".repeat(1100));
+    // What memcached answers, and whether the kernel serves it.
+    let sets: [(&str, &[u8], bool); 7] = [
+        ("set k 7 0 3\r\nnew\r\n", b"STORED\r\n", true),
+        ("set k 0 0 0\r\n\r\n", b"STORED\r\n", true),
+        ("set k 9 2000000 7\r\nEND\r\n..\r\n", b"STORED\r\n", true),
+        // A time long ago.
+        ("set k 0 3000000 3\r\nold\r\n", b"STORED\r\n", false),
+        // Over before the kernel could be sure of it.
+        ("set k 0 2 5\r\nbrief\r\n", b"STORED\r\n", false),
+        ("set k 0 0 3\r\nabcde", b"CLIENT_ERROR bad data chunk\r\n", false),
+        (&large, b"SERVER_ERROR object too large for cache\r\n", false),
+    ];
+    enter(&net.server, || {
+        let mut agent = agent(2);
+        let hits = |agent: &Agent| kernel(&report(agent).unwrap(), "hits");
+        for (set, answer, served) in sets {
+            writer.tcp(&[b"delete k\r\n"], 1);
+            assert_eq!(writer.tcp(&[b"add k 0 0 1\r\nx\r\n"], 1), b"STORED\r\n");
+            let (before, until) = (hits(&agent), Instant::now() + WAIT);
+            while hits(&agent) == before {
+                assert!(Instant::now() < until, "the key is not filled");
+                reader.get("k");
+                agent.step().unwrap();
+            }
+            let (before, asked) = (hits(&agent), agent.counts().asked);
+            assert_eq!(text(&writer.tcp(&[set.as_bytes()], 1)), text(answer));
+            agent.step().unwrap();
+            let seen = text(&reader.get("k"));
+            let lines = seen.matches('\n').count();
+            assert_eq!(seen, text(&writer.tcp(&[b"get k\r\n"], lines)), "after {set:?}");
+            assert_eq!((hits(&agent) - before == 1, agent.counts().asked), (served, asked), "after {set:?}");
+            // The number is memcached's.
+            assert_eq!(text(&reader.udp(b"gets k\r\n")), text(&writer.tcp(&[b"gets k\r\n"], lines)), "after {set:?}");
+        }
+        assert_eq!(agent.counts().fills_by_set, 3);
+    });
+}
+
 /// Each answer on its way to the agent, and a write, in every order: memcached is stopped meanwhile.
 #[test]
 fn a_fill_that_a_write_overtakes_is_refused() {
@@ -624,10 +669,10 @@ fn a_fill_that_a_write_overtakes_is_refused() {
         assert_eq!(kernel(&report(&agent).unwrap(), "hits"), 1);
         // The write comes between memcached's answer and its taking.
         for version in 11..14 {
-            assert_eq!(writer.tcp(&[format!("set k 0 0 2\r\n{}\r\n", version + 10).as_bytes()], 1), b"STORED\r\n");
+            assert_eq!(writer.tcp(&[format!("replace k 0 0 2\r\n{}\r\n", version + 10).as_bytes()], 1), b"STORED\r\n");
             asked(&mut agent, &mut client);
             let write = match version {
-                11 => format!("set k 0 0 2\r\n{version}\r\n"),
+                11 => format!("replace k 0 0 2\r\n{version}\r\n"),
                 12 => format!("set k 0 0 2 noreply\r\n{version}\r\nmn\r\n"),
                 _ => format!("flush_all\r\nset k 0 0 2\r\n{version}\r\n"),
             };

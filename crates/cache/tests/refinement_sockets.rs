@@ -4,31 +4,65 @@
 mod common;
 
 use std::{
+    cell::RefCell,
     collections::HashMap,
     io::{IoSlice, IoSliceMut, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::fd::AsRawFd,
+    rc::Rc,
     sync::{Mutex, MutexGuard, PoisonError, atomic::Ordering},
     time::{Duration, Instant},
 };
 
+use libbpf_rs::{RingBuffer, RingBufferBuilder};
 use nix::sys::socket::{MsgFlags, SockaddrIn, sendmsg};
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use underpass_abi::cache::{
-    UC_COUNT_LATE, UC_COUNT_READ_MISSED, UC_FLIGHT_MAX, UC_GENERATION, UC_PENDING_MAX, UC_WRITE, uc_settings,
+    UC_COUNT_LATE, UC_COUNT_READ_MISSED, UC_FLIGHT_MAX, UC_GENERATION, UC_PENDING_MAX, UC_UNIT_BITS, UC_WRITE,
+    uc_settings, uc_slot, uc_stored,
 };
 use underpass_cache::{
-    connection::{Change, Connection},
+    connection::{Change, Connection, Store},
     hash,
     kernel::{Kernel, Sizes},
     word,
 };
+
+/// What a set stores, and the words with which it is valid.
+type Given = (Store, [u64; 2]);
 
 struct Twin {
     kernel: Kernel,
     words: HashMap<(usize, usize), u64>,
     global: u64,
     changes: usize,
+    ring: RingBuffer<'static>,
+    /// By the kernel, and by the model.
+    given: (Rc<RefCell<Vec<Given>>>, Vec<Given>),
+}
+
+/// Keys that a slot shows as read.
+fn is_read(key: &[u8]) -> bool {
+    matches!(key.len(), 7 | 30) && key.iter().all(|&b| b == b'k')
+}
+
+fn show_as_read(kernel: &mut Kernel) {
+    let place = 1 << UC_UNIT_BITS;
+    kernel.write_slot(place, &uc_slot { used: 1, ..uc_slot::default() }, b"");
+    for (way, len) in [(0, 7), (1, 30)] {
+        let hash = hash::hash(&vec![b'k'; len], &kernel.settings().secret);
+        let set = hash::set(hash, kernel.settings().set_mask);
+        kernel.way(set, way).store(u64::from(hash::tag(hash)) << 32 | u64::from(place), Ordering::SeqCst);
+    }
+}
+
+fn given(bytes: &[u8]) -> Given {
+    assert!(bytes.len() >= size_of::<uc_stored>());
+    // SAFETY: as many bytes as the structure has; any bytes are a value.
+    let uc_stored { word, global, flags, seconds, key_len, len, key, value, .. } =
+        unsafe { bytes.as_ptr().cast::<uc_stored>().read_unaligned() };
+    let (key, value) = (key[..key_len as usize].to_vec(), value[..len as usize].to_vec());
+    (Store { key, flags, seconds, value }, [word, global])
 }
 
 impl Twin {
@@ -41,6 +75,11 @@ impl Twin {
             Change::EndRead(key, true) => (key, |w| word::end_read(w, true)),
             Change::EndRead(key, false) => (key, |w| word::end_read(w, false)),
             Change::End(key) => (key, word::end),
+            Change::EndFailed(key) => (key, word::end_failed),
+            Change::Give(store) => {
+                let words = [word::stored(*self.word(&store.key)), word::asked(self.global)];
+                return self.given.1.push((store.clone(), words));
+            }
             Change::Forget(key) => (key, word::forget),
             Change::BeginAll => return self.global = word::begin(self.global),
             Change::EndAll => return self.global = word::end(self.global),
@@ -50,10 +89,13 @@ impl Twin {
                 return self.global += UC_GENERATION;
             }
         };
-        let hash = hash::hash(key, &self.kernel.settings().secret);
-        let at = (hash::set(hash, self.kernel.settings().set_mask), hash::which(hash));
-        let word = self.words.entry(at).or_default();
+        let word = self.word(key);
         *word = next(*word);
+    }
+
+    fn word(&mut self, key: &[u8]) -> &mut u64 {
+        let hash = hash::hash(key, &self.kernel.settings().secret);
+        self.words.entry((hash::set(hash, self.kernel.settings().set_mask), hash::which(hash))).or_default()
     }
 
     #[track_caller]
@@ -62,13 +104,19 @@ impl Twin {
         for (&(set, which), &word) in &self.words {
             assert_eq!(self.kernel.word(set, which).load(Ordering::SeqCst), word, "word {which} of set {set} {of}");
         }
+        self.ring.consume().unwrap();
+        assert_eq!(*self.given.0.borrow(), self.given.1, "what was given {of}");
     }
 }
 
 /// Commands as most are written, for the short way through the parser, and everything else.
 fn stream(rng: &mut StdRng) -> Vec<u8> {
-    if rng.random_bool(0.5) {
+    if rng.random_bool(0.4) {
         return common::commands(rng);
+    }
+    if rng.random_bool(0.3) {
+        let (key, len) = ("k".repeat(*[7, 8, 30].choose(rng).unwrap()), rng.random_range(0..600));
+        return format!("set {key} {} {} {len}\r\n{}\r\n", len, 12 * len, "\r".repeat(len)).into_bytes();
     }
     let mut bytes = Vec::new();
     for _ in 0..rng.random_range(1..4) {
@@ -89,11 +137,25 @@ fn stream(rng: &mut StdRng) -> Vec<u8> {
     bytes
 }
 
+const REPLIES: [&[u8]; 5] =
+    [b"VALUE k 0 1\r\nx\r\nEND\r\n", b"END\r\n", b"\x81\0", b"STORED\r\n", b"SERVER_ERROR out of memory\r\n"];
+
 fn twin() -> Twin {
     let settings = uc_settings { port: 1, secret: [11, 13], address_count: 1, ..uc_settings::default() };
     let mut kernel = Kernel::load(settings, Sizes::of_budget(2, 4)).unwrap();
     kernel.follow(std::process::id()).unwrap();
-    Twin { kernel, words: HashMap::new(), global: 0, changes: 0 }
+    show_as_read(&mut kernel);
+    let by_kernel = Rc::new(RefCell::new(Vec::new()));
+    let mut rings = RingBufferBuilder::new();
+    let to = by_kernel.clone();
+    let take = move |bytes: &[u8]| {
+        to.borrow_mut().push(given(bytes));
+        0
+    };
+    let stored = kernel.stored();
+    rings.add(&stored, take).unwrap();
+    let ring = rings.build().unwrap();
+    Twin { kernel, words: HashMap::new(), global: 0, changes: 0, ring, given: (by_kernel, Vec::new()) }
 }
 
 /// The programs see all sockets of this process: one test at a time.
@@ -116,13 +178,14 @@ fn the_kernel_follows_a_connection_as_the_model_does() {
         let (mut server, _) = listener.accept().unwrap();
         server.set_nonblocking(true).unwrap();
         client.set_nodelay(true).unwrap();
-        let mut pure = Connection::default();
+        let mut pure = Connection::default().giving(is_read);
         for _ in 0..rng.random_range(1..4) {
             let bytes = stream(&mut rng);
             let mut sent = 0;
             while sent < bytes.len() {
                 let most = *[1, 5, 40, 2000].choose(&mut rng).unwrap();
-                let piece = &bytes[sent..bytes.len().min(sent + rng.random_range(1..=most))];
+                let least = if rng.random_bool(0.5) { most } else { 1 };
+                let piece = &bytes[sent..bytes.len().min(sent + rng.random_range(least..=most))];
                 client.write_all(piece).unwrap();
                 sent += piece.len();
                 let mut left = piece.len();
@@ -140,14 +203,13 @@ fn the_kernel_follows_a_connection_as_the_model_does() {
                         twin.compare(&of);
                     }
                     if rng.random_bool(0.5) {
-                        let reply =
-                            *[&b"VALUE k 0 1\r\nx\r\nEND\r\n"[..], b"END\r\n", b"\x81\0"].choose(&mut rng).unwrap();
+                        let reply = *REPLIES.choose(&mut rng).unwrap();
                         let sent = match rng.random_range(0..2) {
                             0 => nix::unistd::write(&server, reply).unwrap(),
                             _ => send(&server, reply),
                         };
                         assert_eq!(sent, reply.len());
-                        pure.replied(reply[0], &mut |change| twin.apply(change));
+                        pure.replied(reply, &mut |change| twin.apply(change));
                         twin.compare(&format!("{of}, answered {:?}", String::from_utf8_lossy(reply)));
                     }
                 }
@@ -162,12 +224,12 @@ fn the_kernel_follows_a_connection_as_the_model_does() {
         twin.compare("at the end");
         drop(server);
     }
-    assert!(twin.changes > 1000, "{}", twin.changes);
+    assert!(twin.changes > 1000 && twin.given.1.len() > 50, "{} {}", twin.changes, twin.given.1.len());
 }
 
 /// The programs at this process's own sockets, and a connection whose server it is.
 struct Own {
-    kernel: Kernel,
+    twin: Twin,
     listener: TcpListener,
     _alone: MutexGuard<'static, ()>,
 }
@@ -179,7 +241,7 @@ impl Own {
             return None;
         }
         let _alone = alone();
-        Some(Self { kernel: twin().kernel, listener: TcpListener::bind("127.0.0.1:0").unwrap(), _alone })
+        Some(Self { twin: twin(), listener: TcpListener::bind("127.0.0.1:0").unwrap(), _alone })
     }
 
     fn connect(&self) -> [TcpStream; 2] {
@@ -189,13 +251,13 @@ impl Own {
     }
 
     fn word(&self, key: &[u8]) -> &std::sync::atomic::AtomicU64 {
-        let hash = hash::hash(key, &self.kernel.settings().secret);
-        self.kernel.word(hash::set(hash, self.kernel.settings().set_mask), hash::which(hash))
+        let hash = hash::hash(key, &self.twin.kernel.settings().secret);
+        self.twin.kernel.word(hash::set(hash, self.twin.kernel.settings().set_mask), hash::which(hash))
     }
 
     /// Reads, and writes, in flight for a key; writes in flight for all.
     fn flight(&self, key: &[u8]) -> [u64; 3] {
-        let [word, global] = [self.word(key), self.kernel.global()].map(|word| word.load(Ordering::SeqCst));
+        let [word, global] = [self.word(key), self.twin.kernel.global()].map(|word| word.load(Ordering::SeqCst));
         [word::reads(word), word::writes(word), word::writes(global)]
     }
 
@@ -207,6 +269,45 @@ impl Own {
         }
         assert_eq!(self.flight(key), flight);
     }
+}
+
+/// What a set stores is the key's value once it has ended, unless another command may come in between.
+#[test]
+fn a_set_is_given_to_the_agent_if_nothing_else_is_in_hand() {
+    let Some(own) = Own::new() else { return };
+    let set = b"set kkkkkkk 5 0 2\r\nab\r\n";
+    let hands: [(&str, u64); 5] = [
+        ("", 1),
+        ("set kkkkkkk 0 0 9\r\nhalf", 0),
+        ("set other 0 0 9\r\nhalf", 1),
+        ("get kkkkkkk\r\n", 1),
+        ("??\r\n", 0),
+    ];
+    for (in_hand, more) in hands {
+        let [mut other, mut other_server] = own.connect();
+        other.write_all(in_hand.as_bytes()).unwrap();
+        take(&mut other_server, in_hand.len());
+        let [mut client, mut server] = own.connect();
+        client.write_all(set).unwrap();
+        own.twin.given.0.borrow_mut().clear();
+        // There is room for more: memcached reads on only then before it obeys.
+        assert_eq!(server.read(&mut [0; 64]).unwrap(), set.len());
+        own.twin.ring.consume().unwrap();
+        let given = own.twin.given.0.borrow();
+        assert_eq!(given.len() as u64, more, "{in_hand:?} in hand");
+        let word = own.word(b"kkkkkkk").load(Ordering::SeqCst);
+        assert!(given.iter().all(|(_, words)| words[0] == word::stored(word)));
+        drop(other_server);
+        drop(server);
+        own.becomes(b"kkkkkkk", [0, 0, 0]);
+    }
+    // memcached's buffer is full: it may grow it and read on.
+    let [mut client, mut server] = own.connect();
+    client.write_all(set).unwrap();
+    own.twin.given.0.borrow_mut().clear();
+    take(&mut server, set.len());
+    own.twin.ring.consume().unwrap();
+    assert!(own.twin.given.0.borrow().is_empty());
 }
 
 fn take(server: &mut TcpStream, bytes: usize) {
@@ -329,7 +430,7 @@ fn an_older_connection_is_not_followed_at_once() {
     for (before, bytes, flight) in older {
         for (ends, room) in [(false, 64), (true, 64), (true, bytes.len())] {
             let [mut client, mut server] = own.connect();
-            own.kernel.detach();
+            own.twin.kernel.detach();
             client.write_all(before).unwrap();
             take(&mut server, before.len());
             client.write_all(bytes).unwrap();
@@ -337,7 +438,7 @@ fn an_older_connection_is_not_followed_at_once() {
                 client.shutdown(std::net::Shutdown::Write).unwrap();
             }
             std::thread::sleep(Duration::from_millis(20));
-            own.kernel.follow(std::process::id()).unwrap();
+            own.twin.kernel.follow(std::process::id()).unwrap();
             assert_eq!(server.read(&mut vec![0; room]).unwrap(), bytes.len());
             let of = format!("of {:?} after {:?}, ends: {ends}, room: {room}", text(bytes), text(before));
             assert_eq!(own.flight(b"k"), flight, "{of}");
@@ -400,10 +501,11 @@ fn the_kernel_follows_datagrams_as_the_model_does() {
     let mut rng = StdRng::seed_from_u64(common::seed());
     let mut twin = twin();
     let (server, client, to) = datagrams();
-    let mut pure = Connection::of_datagrams();
+    let mut pure = Connection::of_datagrams().giving(is_read);
     for round in 0..common::count(3000) {
         let bytes = stream(&mut rng);
-        let piece = &bytes[..bytes.len().min(rng.random_range(1..=1400))];
+        let least = if rng.random_bool(0.5) { 1400 } else { 1 };
+        let piece = &bytes[..bytes.len().min(rng.random_range(least..=1400))];
         client.send(&[FRAME, piece].concat()).unwrap();
         let mut buffer = vec![0; if rng.random_bool(0.1) { rng.random_range(9..=40) } else { 2048 }];
         let (got, _) = server.recv_from(&mut buffer).unwrap();
@@ -411,14 +513,14 @@ fn the_kernel_follows_datagrams_as_the_model_does() {
         let of = format!("in round {round} after {:?}", String::from_utf8_lossy(&buffer[FRAME.len()..got]));
         twin.compare(&of);
         if rng.random_bool(0.7) {
-            let reply = *[&b"VALUE k 0 1\r\nx\r\nEND\r\n"[..], b"END\r\n", b"\x81\0"].choose(&mut rng).unwrap();
+            let reply = *REPLIES.choose(&mut rng).unwrap();
             let pieces = [IoSlice::new(FRAME), IoSlice::new(reply)];
             sendmsg(server.as_raw_fd(), &pieces, &[], MsgFlags::empty(), Some(&to)).unwrap();
-            pure.replied(reply[0], &mut |change| twin.apply(change));
+            pure.replied(reply, &mut |change| twin.apply(change));
             twin.compare(&format!("{of}, answered {:?}", String::from_utf8_lossy(reply)));
         }
     }
-    assert!(twin.changes > 1000, "{}", twin.changes);
+    assert!(twin.changes > 1000 && twin.given.1.len() > 50, "{} {}", twin.changes, twin.given.1.len());
     assert!(count(&twin, UC_COUNT_READ_MISSED) > 100);
     // A send that looks up no route is not looked at before: reads are in flight from then on.
     assert_eq!(count(&twin, UC_COUNT_LATE), 0);
@@ -437,7 +539,7 @@ fn the_kernel_follows_datagrams_as_the_model_does() {
         twin.compare("of a late one");
         let pieces = [IoSlice::new(FRAME), IoSlice::new(reply)];
         sendmsg::<()>(server.as_raw_fd(), &pieces, &[], MsgFlags::empty(), None).unwrap();
-        pure.replied(reply[0], &mut |change| twin.apply(change));
+        pure.replied(reply, &mut |change| twin.apply(change));
         twin.compare("of a late one, answered");
     }
 }
