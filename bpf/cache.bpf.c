@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
- * The cache at XDP: answers `get` and `gets` of one key over UDP for items that the directory has and whose word is what it was when
- * memcached was asked; passes everything else on, untouched. docs/cache.md argues why no answer is stale.
+ * The cache at XDP: answers `get` and `gets` of one key over UDP for items that the directory has and whose word is what it is
+ * to be, as noted when memcached was asked or a set read; passes everything else on, untouched. docs/cache.md argues why no answer is stale.
  *
  * Nothing here takes a lock. Slots do not change while the directory shows them, and are not used again before every run of
  * this program that may have seen them has ended.
@@ -399,6 +399,17 @@ static __always_inline int send(struct xdp_md *ctx, const struct uc_route *route
 	return XDP_TX;
 }
 
+/*
+ * Whether nothing is served now; notes the global word. The agent moves that before it lets serving go on, so who finds it the
+ * same before and after has not looked on both sides of a flush (tests/blind.rs).
+ */
+static __always_inline bool blind(volatile struct uc_control *c, struct uc_request *r)
+{
+	r->global = c->global;
+	return r->global & UC_FLIGHT || r->now_ms >= c->serve_until_ms || c->let_go != c->looked ||
+	       c->global != r->global;
+}
+
 SEC("xdp")
 int cache(struct xdp_md *ctx)
 {
@@ -449,9 +460,7 @@ int cache(struct xdp_md *ctx)
 	if (!intact(ip, udp, r))
 		return pass(UC_COUNT_PASS_REQUEST);
 	r->now_ms = now_ms();
-	r->global = *(volatile __u64 *)&c->global;
-	if (r->now_ms >= *(volatile __u64 *)&c->serve_until_ms || r->global & UC_FLIGHT ||
-	    *(volatile __u32 *)&c->let_go != *(volatile __u32 *)&c->looked)
+	if (blind(c, r))
 		return pass(UC_COUNT_PASS_BLIND);
 	slot = find(r, at, len, hash, &why);
 	if (!slot) {

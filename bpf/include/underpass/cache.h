@@ -138,7 +138,7 @@ struct uc_set {
  * break. Never changed while the directory shows it: the agent frees it only after every program run has ended.
  */
 struct uc_slot {
-	__u64 word; /* the key's, when memcached was asked */
+	__u64 word; /* what the key's has to be: as when memcached was asked, or as when the set that stored this is over */
 	__u64 global;
 	__u64 deadline_ms;
 	__u32 used; /* by a hit since the agent looked; an item that memcached was asked for begins as such */

@@ -55,8 +55,8 @@ const PIPELINE: usize = 16;
 /// Bytes of memcached's UDP receive buffer: a frame takes a page and more.
 const RECEIVE_BUFFER: usize = 4 << 20;
 
-/// Microseconds for which a device gathers frames: within what network cards do by themselves.
-pub const COALESCE_US: u64 = 0;
+/// Microseconds for which the clients' device gathers frames: other machines' processors are not woken by the server's.
+pub const COALESCE_US: u64 = 50;
 
 /// Options of `underpass bench cache`.
 #[derive(Clone, Debug, Args)]
@@ -82,7 +82,7 @@ pub struct CacheArgs {
     /// Sizes of the cache to measure, in MiB
     #[arg(long, value_delimiter = ',', default_values_t = [6, 16, 64])]
     pub memory: Vec<u32>,
-    /// Microseconds for which a device gathers frames before it interrupts, as network cards do, at both ends; 0: none
+    /// Microseconds for which the clients' device gathers frames, lest the server's core is charged with waking theirs; 0: none
     #[arg(long, default_value_t = COALESCE_US)]
     pub coalesce: u64,
     /// Items that a set of the cache holds; several to compare
@@ -394,11 +394,11 @@ impl Running {
         {
             host.write_device(device, "threaded", "1")?;
             cpu::pin(cpu::napi_thread(device)?, core)?;
-            if coalesce > 0 {
-                // Having received something, it looks again after so long, and is not interrupted before.
-                host.write_device(device, "gro_flush_timeout", &(coalesce * 1000).to_string())?;
-                host.write_device(device, "napi_defer_hard_irqs", "1")?;
-            }
+        }
+        if coalesce > 0 {
+            // Having received something, it looks again after so long, and is not interrupted before.
+            self.client.write_device(&self.client_device, "gro_flush_timeout", &(coalesce * 1000).to_string())?;
+            self.client.write_device(&self.client_device, "napi_defer_hard_irqs", "1")?;
         }
         self.meter = self.new_meter()?;
         Ok(())

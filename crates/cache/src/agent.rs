@@ -327,11 +327,10 @@ impl Agent {
     /// Does what there is to do.
     pub fn step(&mut self) -> Result<()> {
         self.rings.consume().context("reading the kernel's reports")?;
-        let stored = std::mem::take(&mut *self.given.stored.borrow_mut());
+        let (stored, reports) = (self.given.stored.take(), self.given.reports.take());
         for stored in &stored {
             self.stored(stored);
         }
-        let reports = std::mem::take(&mut *self.given.reports.borrow_mut());
         for report in &reports {
             match report.notice {
                 UC_NOTICE_FLUSH => self.flush_later(report.hash, report.number),
@@ -456,7 +455,8 @@ impl Agent {
             return;
         }
         let item = Item { key: &asked.key, flags, cas: Some(cas), value: &bytes[value] };
-        if !self.install(&item, asked.words, deadline_ms) {
+        // Of this length it never can be.
+        if self.install(&item, asked.words, deadline_ms) == Some(Install::TooLarge) {
             self.refuse(hash);
         }
     }
@@ -470,10 +470,6 @@ impl Agent {
             // By the wall's clock, which may be put forward or back: asked for when it is missed.
             _ => return,
         };
-        if self.kernel.stale() {
-            self.counts.refused_stale += 1;
-            return;
-        }
         let words = [stored.word, stored.global];
         let now = self.words(hash::hash(key, &self.kernel.settings().secret));
         if (0..2).any(|which| word::generation(now[which]) != word::generation(words[which])) {
@@ -482,30 +478,26 @@ impl Agent {
         }
         let value = &stored.value[..(stored.len as usize).min(stored.value.len())];
         let item = Item { key, flags: stored.flags, cas: None, value };
-        let before = self.counts.fills;
-        self.install(&item, words, stored.at_ms + life_ms(left));
-        self.counts.fills_by_set += self.counts.fills - before;
+        if matches!(self.install(&item, words, stored.at_ms + life_ms(left)), Some(Install::Done | Install::Evicted)) {
+            self.counts.fills_by_set += 1;
+        }
     }
 
-    /// False: no item of this length ever can be.
-    fn install(&mut self, item: &Item<'_>, words: [u64; 2], deadline_ms: u64) -> bool {
+    /// None: it ends too soon.
+    fn install(&mut self, item: &Item<'_>, words: [u64; 2], deadline_ms: u64) -> Option<Install> {
         if now_ms() >= deadline_ms {
             self.counts.refused_expiring += 1;
-            return true;
+            return None;
         }
-        match self.table.install(&mut self.kernel, item, words, deadline_ms) {
-            Install::Done => self.counts.fills += 1,
-            Install::Evicted => {
-                self.counts.fills += 1;
-                self.counts.evictions += 1;
-            }
-            Install::TooLarge => {
-                self.counts.refused_too_large += 1;
-                return false;
-            }
+        let done = self.table.install(&mut self.kernel, item, words, deadline_ms);
+        self.counts.fills += u64::from(matches!(done, Install::Done | Install::Evicted));
+        match done {
+            Install::Done => {}
+            Install::Evicted => self.counts.evictions += 1,
+            Install::TooLarge => self.counts.refused_too_large += 1,
             Install::NoSlot => self.counts.refused_no_slot += 1,
         }
-        true
+        Some(done)
     }
 
     fn refuse(&mut self, hash: u64) {
@@ -532,6 +524,8 @@ impl Agent {
         if let Some(delay) = flush_to_come(self.memcached.at).context("asking memcached for its next flush")? {
             self.flush_from(now, delay);
         }
+        // One that is over took what was stored until then, whatever the set was answered.
+        self.kernel.global().fetch_add(UC_GENERATION, Ordering::SeqCst);
         self.looked = let_go;
         self.kernel.looked(let_go);
         Ok(())

@@ -99,6 +99,12 @@ pub struct Kernel {
 // locking of maps ensure; the raw pointers inside are owned.
 unsafe impl Send for Kernel {}
 
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        self.detach();
+    }
+}
+
 impl Kernel {
     /// Loads the programs with empty tables. Masks and clock of the settings are filled in here.
     pub fn load(mut settings: uc_settings, sizes: Sizes) -> Result<Self> {

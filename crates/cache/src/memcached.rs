@@ -142,7 +142,8 @@ impl Memcached {
     }
 }
 
-/// The delay of a `flush_all` that is to come, as if it were asked for now; none: there is none.
+/// The delay of a `flush_all` that is to come, or takes what is stored in this second, as if it were asked for now; none: there
+/// is none.
 pub fn flush_to_come(at: SocketAddrV4) -> Result<Option<u64>> {
     /// memcached's clock counts from so long before its start.
     const BEFORE_START_S: u64 = 60;
@@ -152,7 +153,7 @@ pub fn flush_to_come(at: SocketAddrV4) -> Result<Option<u64>> {
     };
     let oldest = number(&asked.stats("stats settings")?, "oldest")?;
     let now = number(&asked.stats("stats")?, "uptime")? + BEFORE_START_S;
-    Ok((oldest > now).then(|| oldest + 1 - now))
+    Ok((oldest >= now).then(|| oldest + 1 - now))
 }
 
 struct Asked {

@@ -586,6 +586,18 @@ impl Attached {
     }
 }
 
+/// Reads a key until the kernel answers.
+#[track_caller]
+fn fill(agent: &mut Agent, client: &mut Client, key: &str) {
+    let hits = |agent: &Agent| kernel(&report(agent).unwrap(), "hits");
+    let (before, until) = (hits(agent), Instant::now() + WAIT);
+    while hits(agent) == before {
+        assert!(Instant::now() < until, "the key is not filled");
+        client.get(key);
+        agent.step().unwrap();
+    }
+}
+
 /// Whether none of a process's threads runs any more.
 fn stopped(pid: nix::unistd::Pid) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
@@ -623,12 +635,7 @@ fn what_a_set_stores_is_served_at_once() {
         for (set, answer, served) in sets {
             writer.tcp(&[b"delete k\r\n"], 1);
             assert_eq!(writer.tcp(&[b"add k 0 0 1\r\nx\r\n"], 1), b"STORED\r\n");
-            let (before, until) = (hits(&agent), Instant::now() + WAIT);
-            while hits(&agent) == before {
-                assert!(Instant::now() < until, "the key is not filled");
-                reader.get("k");
-                agent.step().unwrap();
-            }
+            fill(&mut agent, &mut reader, "k");
             let (before, asked) = (hits(&agent), agent.counts().asked);
             assert_eq!(text(&writer.tcp(&[set.as_bytes()], 1)), text(answer));
             agent.step().unwrap();
@@ -859,6 +866,30 @@ fn a_late_agent_knows_when_a_flush_is_to_come() {
     });
 }
 
+/// So it does with the lifetime of what a set stores.
+#[test]
+fn a_late_agent_knows_when_what_was_set_ends() {
+    let Some(net) = Net::new("delayed") else { return };
+    let _server = net.memcached("-t 1");
+    enter(&net.server, || {
+        let mut agent = agent(2);
+        let mut client = net.client();
+        client.tcp(&[b"set k 0 0 1\r\nx\r\n"], 1);
+        fill(&mut agent, &mut client, "k");
+        client.tcp(&[b"set k 0 5 1\r\ny\r\n"], 1);
+        client.tcp(&[b"set twin 0 5 1\r\ny\r\n"], 1);
+        thread::sleep(Duration::from_secs(2));
+        agent.step().unwrap();
+        assert_eq!(agent.counts().fills_by_set, 1);
+        let until = Instant::now() + WAIT;
+        while client.tcp(&[b"mg twin\r\n"], 1) != b"EN\r\n" {
+            assert!(Instant::now() < until, "it never ends");
+            thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(text(&client.get("k")), "END\r\n");
+    });
+}
+
 /// Keys "k" and "twin" are flushed before a time; the kernel serves "k" until then, and not after it.
 #[track_caller]
 fn flushes(agent: &mut Agent, client: &mut Client, plain: &mut Client, until: Instant) {
@@ -896,6 +927,45 @@ fn flushes_that_nobody_saw_asked_for_are_known() {
         set(&mut client);
         assert_eq!(older[1].tcp(&[b"flush_all 6\r\n"], 1), b"OK\r\n");
         flushes(&mut agent, &mut client, &mut plain, Instant::now() + Duration::from_secs(8));
+    });
+}
+
+/// memcached answers that it stored what a flush has already removed: one for the second in which the set comes, asked for on
+/// a connection that is not followed. Whether the agent looks at once, or when the flush is long over.
+#[test]
+fn what_a_flush_took_when_it_was_stored_is_not_served() {
+    let Some(net) = Net::new("taken") else { return };
+    let _server = net.memcached("-t 1");
+    let (mut older, mut client) = (net.client(), net.client());
+    older.tcp(&[b"version\r\n"], 1);
+    enter(&net.server, || {
+        let mut agent = agent(2);
+        for late in [Duration::ZERO, Duration::from_secs(2)] {
+            let until = Instant::now() + 2 * WAIT;
+            loop {
+                // After the second of the last one.
+                thread::sleep(Duration::from_millis(1100));
+                client.tcp(&[b"set k 0 0 1\r\nx\r\n"], 1);
+                fill(&mut agent, &mut client, "k");
+                older.tcp(&[b"flush_all 1\r\n"], 1);
+                if late.is_zero() {
+                    agent.step().unwrap();
+                }
+                assert_eq!(client.tcp(&[b"set k 0 0 1\r\ny\r\n"], 1), b"STORED\r\n");
+                client.tcp(&[b"set twin 0 0 1\r\ny\r\n"], 1);
+                thread::sleep(late);
+                // The two go together, unless their second ended before; what is asked of memcached is not the key that the
+                // kernel may have.
+                if client.tcp(&[b"mg twin\r\n"], 1) == b"EN\r\n" {
+                    break;
+                }
+                assert!(Instant::now() < until, "nothing is ever flushed");
+            }
+            for _ in 0..10 {
+                agent.step().unwrap();
+                assert_eq!(text(&client.get("k")), "END\r\n", "the agent was {late:?} late");
+            }
+        }
     });
 }
 
