@@ -356,6 +356,8 @@ impl Running {
             // Gives a veth a NAPI also where it has no program, so that all have the same receive path.
             host.set_gro(device, true)?;
         }
+        // Else, without a program, the server's receive work would be done on the clients' core.
+        client.set_tso(&client_device, false)?;
         let directory = Directory::new()?;
         let mut command = Command::new(&args.memcached);
         command.args(["-u", "root", "-m", "2048", "-l", &SERVER.to_string()]);

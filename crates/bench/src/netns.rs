@@ -140,6 +140,20 @@ impl Netns {
     /// When the device refuses.
     pub fn set_gro(&self, device: &str, on: bool) -> Result<()> {
         const ETHTOOL_SGRO: u32 = 0x2c;
+        self.set_offload(device, ETHTOOL_SGRO, on).with_context(|| format!("cannot switch GRO of {device}"))
+    }
+
+    /// Switches segmentation of TCP by a device on or off. Of a veth that segments, TCP is received on the core that sends,
+    /// unless the other end has an XDP program.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    pub fn set_tso(&self, device: &str, on: bool) -> Result<()> {
+        const ETHTOOL_STSO: u32 = 0x1f;
+        self.set_offload(device, ETHTOOL_STSO, on).with_context(|| format!("cannot switch TSO of {device}"))
+    }
+
+    fn set_offload(&self, device: &str, command: u32, on: bool) -> Result<()> {
         #[repr(C)]
         struct EthtoolValue {
             cmd: u32,
@@ -148,7 +162,7 @@ impl Netns {
         ensure!(device.len() < libc::IFNAMSIZ, "{device}: name too long");
         self.run(|| {
             let socket = std::net::UdpSocket::bind("127.0.0.1:0")?;
-            let mut value = EthtoolValue { cmd: ETHTOOL_SGRO, data: on.into() };
+            let mut value = EthtoolValue { cmd: command, data: on.into() };
             // SAFETY: ifreq is plain data for which all zeros is valid.
             let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
             for (to, from) in request.ifr_name.iter_mut().zip(device.bytes()) {
@@ -157,7 +171,7 @@ impl Netns {
             request.ifr_ifru.ifru_data = (&raw mut value).cast();
             // SAFETY: SIOCETHTOOL reads and writes the ifreq and the ethtool_value that it points to; both live here.
             let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) };
-            nix::errno::Errno::result(result).with_context(|| format!("cannot switch GRO of {device}"))?;
+            nix::errno::Errno::result(result)?;
             Ok(())
         })
     }
@@ -192,6 +206,7 @@ mod tests {
             netns.ip(&format!("addr add {address} dev {device}")).unwrap();
             netns.ip(&format!("link set {device} up")).unwrap();
             netns.set_gro(device, true).unwrap();
+            netns.set_tso(device, false).unwrap();
             netns.write_device(device, "threaded", "1").unwrap();
             assert_ne!(netns.mac(device).unwrap(), [0; 6]);
         }
