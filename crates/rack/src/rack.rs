@@ -111,6 +111,7 @@ impl Rack {
         let mut state = State { topology: topology.clone(), line: None, threads: BTreeMap::new() };
         state.write()?;
         link::make(&topology)?;
+        switch::mount_bpffs()?;
         namespace::run(&namespace::path(&namespace::switch_name(&topology.name)), || switch::load(&topology))??;
         for host in &topology.hosts {
             link::start(&topology.name, host)?;

@@ -72,9 +72,10 @@ pub(crate) fn racks() -> Vec<String> {
     entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect()
 }
 
-/// Mounts the BPF file system where every distribution has it, unless it is there. The caller holds the racks' lock, so
-/// that two racks that start do not mount it over each other.
-fn mount_bpffs() -> Result<()> {
+/// Mounts the BPF file system where every distribution has it, unless it is there: in the caller's own mount namespace, for
+/// a host's would keep it to itself. The caller holds the racks' lock, so that two racks that start do not mount it over each
+/// other.
+pub(crate) fn mount_bpffs() -> Result<()> {
     let mounted = || statfs::statfs(BPFFS).is_ok_and(|fs| fs.filesystem_type() == statfs::BPF_FS_MAGIC);
     if mounted() {
         return Ok(());
@@ -86,7 +87,6 @@ fn mount_bpffs() -> Result<()> {
 /// Loads the switch, connects every port and pins the maps. Called inside the switch's namespace, because the kernel
 /// takes numbers of interfaces to be those of the caller's namespace.
 pub(crate) fn load(topology: &Topology) -> Result<()> {
-    mount_bpffs()?;
     let mut storage = MaybeUninit::uninit();
     let skeleton = RackSkelBuilder::default()
         .open(&mut storage)

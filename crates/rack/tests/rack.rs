@@ -99,6 +99,30 @@ fn a_dropped_rack_is_down() {
     assert_nothing_left(&name);
 }
 
+/// Where nobody has mounted the BPF file system, a rack does, so that everybody sees what it pins.
+#[test]
+fn the_first_rack_of_a_machine_works() {
+    use nix::{
+        mount::{MntFlags, MsFlags, mount, umount2},
+        sched::{CloneFlags, unshare},
+        sys::statfs,
+    };
+    let bpffs = || statfs::statfs("/sys/fs/bpf").is_ok_and(|fs| fs.filesystem_type() == statfs::BPF_FS_MAGIC);
+    let first = move || {
+        // A machine of its own, as far as mounts go.
+        unshare(CloneFlags::CLONE_NEWNS).unwrap();
+        mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
+        while bpffs() {
+            umount2("/sys/fs/bpf", MntFlags::MNT_DETACH).unwrap();
+        }
+        let rack = up("first", &["a", "b"]);
+        assert!(bpffs());
+        acquainted(&rack);
+        rack.down().unwrap();
+    };
+    thread::spawn(first).join().unwrap();
+}
+
 #[test]
 fn two_racks_of_the_same_subnet_do_not_meet() {
     let (one, two) = (up("side1", &["a", "b"]), up("side2", &["a", "b"]));
