@@ -353,6 +353,10 @@ fn hits_come_from_the_kernel_and_every_command_is_heeded() {
     client.udp(b"set k 0 0 7\r\nget k\r\n\r\n");
     client.warm("k");
     assert_eq!(client.get("k"), b"VALUE k 0 7\r\nget k\r\n\r\nEND\r\n");
+    // And one that no set has filled.
+    client.tcp(&[b"add lines 0 0 7\r\nget k\r\n\r\n"], 1);
+    client.warm("lines");
+    assert_eq!(client.get("lines"), b"VALUE lines 0 7\r\nget k\r\n\r\nEND\r\n");
     // On the older connection, which is followed from its first plain line on.
     old.tcp(&[b"set k 0 0 1\r\n9\r\n"], 1);
     assert_eq!(client.get("k"), value(9));

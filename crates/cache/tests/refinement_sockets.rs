@@ -403,6 +403,42 @@ fn bytes_that_were_taken_unseen_end_the_following() {
     assert_eq!(own.flight(b"k"), [0, 1, 0]);
 }
 
+/// memcached grows its buffer for a long line, and reads on before it obeys what came before that.
+#[test]
+fn what_comes_before_a_long_line_is_not_over_when_that_is_read_on() {
+    let Some(own) = Own::new() else { return };
+    let [mut client, mut server] = own.connect();
+    let bytes = [b"get k\r\nget".to_vec(), b" 1234567".repeat(300)].concat();
+    client.write_all(&bytes).unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    // As much as there was room for.
+    assert_eq!(server.read(&mut vec![0; bytes.len()]).unwrap(), bytes.len());
+    assert_eq!(own.flight(b"k"), [0, 1, 0]);
+    for (bytes, flight) in [(&b" 12"[..], [0, 1, 0]), (b"34", [0, 0, 0])] {
+        client.write_all(bytes).unwrap();
+        assert_eq!(server.read(&mut [0; 64]).unwrap(), bytes.len());
+        assert_eq!(own.flight(b"k"), flight, "after {:?}", text(bytes));
+    }
+}
+
+/// The reply to the first of two lines is sent while the second still waits for its value, which looks like a command.
+#[test]
+fn a_lost_connection_is_not_followed_from_a_line_that_a_value_follows() {
+    let Some(own) = Own::new() else { return };
+    for (bytes, flight) in [("??\r\nset k 0 0 4\r\n", [0, 0, 1]), ("??\r\n", [0, 1, 0])] {
+        let [mut client, mut server] = own.connect();
+        client.write_all(bytes.as_bytes()).unwrap();
+        assert_eq!(server.read(&mut [0; 64]).unwrap(), bytes.len());
+        assert_eq!(own.flight(b"k"), [0, 0, 1], "after {bytes:?}");
+        send(&server, b"ERROR\r\n");
+        client.write_all(b"md k\r\n").unwrap();
+        assert_eq!(server.read(&mut [0; 64]).unwrap(), 6);
+        assert_eq!(own.flight(b"k"), flight, "after {bytes:?} and md");
+        drop(server);
+        own.becomes(b"k", [0, 0, 0]);
+    }
+}
+
 /// memcached closes connections of its own accord, with half a command in hand.
 #[test]
 fn a_connection_that_is_gone_holds_nothing() {
@@ -473,6 +509,26 @@ fn a_read_with_half_a_line_behind_it_is_heeded() {
         sendmsg(server.as_raw_fd(), &pieces, &[], MsgFlags::empty(), Some(&to)).unwrap();
         assert_ne!(own.word(b"k").load(Ordering::SeqCst), before, "{bytes:?} was answered by {first:?}");
     }
+}
+
+/// What memcached reads, not receives, is the rest of a value: until it has all of it the set is in flight.
+#[test]
+fn a_value_that_follows_its_datagram_is_awaited() {
+    let Some(own) = Own::new() else { return };
+    let (server, client, _) = datagrams();
+    server.set_nonblocking(true).unwrap();
+    let read = || nix::unistd::read(&server, &mut [0; 64]);
+    client.send(&[FRAME, b"set k 0 0 10\r\nabc"].concat()).unwrap();
+    server.recv_from(&mut [0; 64]).unwrap();
+    assert_eq!(own.flight(b"k"), [0, 1, 0]);
+    assert!(read().is_err());
+    assert_eq!(own.flight(b"k"), [0, 1, 0], "nothing came");
+    client.send(b"defghij\r\n").unwrap();
+    assert_eq!(read(), Ok(9));
+    assert_eq!(own.flight(b"k"), [0, 1, 0], "the rest came");
+    client.send(&[FRAME, b"version\r\n"].concat()).unwrap();
+    server.recv_from(&mut [0; 64]).unwrap();
+    assert_eq!(own.flight(b"k"), [0, 0, 0], "the next request came");
 }
 
 fn datagrams() -> (UdpSocket, UdpSocket, SockaddrIn) {
