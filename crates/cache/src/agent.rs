@@ -532,8 +532,8 @@ impl Agent {
     }
 
     fn flush_from(&mut self, start_ms: u64, delay: u64) {
-        // memcached's clock is cut to whole seconds and up to one old.
-        let from_ms = start_ms + delay.saturating_sub(2) * 1000;
+        // memcached's clock is cut to whole seconds and up to one old; the program's is up to some ticks behind.
+        let from_ms = (start_ms + delay.saturating_sub(2) * 1000).saturating_sub(TICK_MS);
         let flush = Flush { from_ms, to_ms: start_ms + (delay + 3) * 1000 };
         if self.flushes.len() >= FLUSHES_MAX {
             let last = self.flushes.last_mut().expect("there are some");

@@ -97,6 +97,8 @@ struct Shared {
 /// A running one. Dropping it ends it.
 pub struct Fake {
     shared: Arc<Shared>,
+    /// Those that hold its sockets.
+    threads: Vec<thread::JoinHandle<()>>,
 }
 
 impl Fake {
@@ -113,14 +115,16 @@ impl Fake {
         let (fetch, wanted) = mpsc::sync_channel(FETCHERS);
         let wanted = Arc::new(Mutex::new(wanted));
         let accepting = shared.clone();
-        thread::spawn(move || accepting.accept(&listener));
+        let mut threads = vec![thread::spawn(move || accepting.accept(&listener))];
         for _ in 0..FETCHERS {
             let (fetching, wanted) = (shared.clone(), wanted.clone());
             thread::spawn(move || fetching.fetch(&wanted));
         }
         let serving = shared.clone();
-        thread::spawn(move || serving.serve(&socket, &fetch));
-        Ok(Self { shared })
+        threads.push(thread::spawn(move || {
+            let _ = serving.serve(&socket, &fetch);
+        }));
+        Ok(Self { shared, threads })
     }
 
     /// Requests answered by itself.
@@ -132,6 +136,8 @@ impl Fake {
 impl Drop for Fake {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
+        // The next one may bind the same port at once. A thread that panicked has said so.
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
     }
 }
 
