@@ -276,19 +276,27 @@ impl CacheReport {
                 report::count(bystander.with.median),
             ]);
         }
+        // Not everything is measured each time.
+        let gets = format!(
+            "\n{table}\nThe server's side has one core, with the receive work of its device, all threads of memcached and \
+             the cache's agent; clients have the other. Latencies are those at {} GETs a second.\n",
+            report::count(self.steady_rate)
+        );
+        let others = format!(
+            "\n{others}\nRequests in a second of the server's core; *any program*: one on the device that passes \
+             everything on.\n"
+        );
         format!(
             "\nGETs over UDP ({}; {} items, {}, keys of {KEY_MIN} to {KEY_MAX} and values of {VALUE_MIN} to {VALUE_MAX} \
-             bytes, {} in all; SETs over TCP; medians of {} rounds of {} s)\n\n{table}\n\
-             The server's side has one core, with the receive work of its device, all threads of memcached and the \
-             cache's agent; clients have the other. Latencies are those at {} GETs a second.\n\n{others}\n\
-             Requests in a second of the server's core; *any program*: one on the device that passes everything on.\n\n{}",
+             bytes, {} in all; SETs over TCP; medians of {} rounds of {} s)\n{}{}\n{}",
             self.machine,
             self.items,
             self.popularity,
             report::size(self.data_bytes as f64),
             self.rounds,
             self.seconds,
-            report::count(self.steady_rate),
+            if self.cells.is_empty() { "" } else { &gets },
+            if self.bystanders.is_empty() { "" } else { &others },
             report::ratios_table(&self.ratios)
         )
     }
