@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
  * The cache at XDP: answers `get` and `gets` of one key over UDP for items that the directory has and whose word is what it is
- * to be, as noted when memcached was asked or a set read; passes everything else on, untouched. docs/cache.md argues why no answer is stale.
+ * to be, as noted when memcached was asked or a set read; passes everything else on, untouched. docs/cache.md argues why no
+ * answer is stale.
  *
  * Nothing here takes a lock. Slots do not change while the directory shows them, and are not used again before every run of
  * this program that may have seen them has ended.

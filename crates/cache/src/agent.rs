@@ -490,10 +490,12 @@ impl Agent {
             return None;
         }
         let done = self.table.install(&mut self.kernel, item, words, deadline_ms);
-        self.counts.fills += u64::from(matches!(done, Install::Done | Install::Evicted));
         match done {
-            Install::Done => {}
-            Install::Evicted => self.counts.evictions += 1,
+            Install::Done => self.counts.fills += 1,
+            Install::Evicted => {
+                self.counts.fills += 1;
+                self.counts.evictions += 1;
+            }
             Install::TooLarge => self.counts.refused_too_large += 1,
             Install::NoSlot => self.counts.refused_no_slot += 1,
         }

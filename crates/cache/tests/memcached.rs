@@ -568,13 +568,7 @@ fn a_client_with_the_agents_port_is_heeded() {
         let mut agent = agent(2);
         let own = nix::sys::socket::getsockname::<nix::sys::socket::SockaddrIn>(agent.socket().0.as_raw_fd()).unwrap();
         let mut writer = connect_from(SocketAddrV4::new(own.ip(), own.port()), "127.0.0.1:11211");
-        let until = Instant::now() + WAIT;
-        while kernel(&report(&agent).unwrap(), "hits") == 0 {
-            client.get("k");
-            agent.step().unwrap();
-            assert!(Instant::now() < until, "never answered by the kernel");
-            thread::sleep(Duration::from_millis(1));
-        }
+        fill(&mut agent, &mut client, "k");
         writer.write_all(b"set k 0 0 2\r\n11\r\n").unwrap();
         writer.read_exact(&mut [0; 8]).unwrap();
         assert_eq!(text(&client.get("k")), "VALUE k 0 2\r\n11\r\nEND\r\n");
